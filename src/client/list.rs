@@ -21,7 +21,7 @@ use crate::protocol::permits_out::PermitsOut;
 use crate::protocol::primitive::Primitive;
 use crate::protocol::script::Call;
 use crate::protocol::semaphore::{self, SemaphoreKeys};
-use crate::redis::{Cap, Connection, Fault, Server};
+use crate::redis::{Cap, Fault, NodeFault, Server};
 use crate::runtime::Runtime;
 
 /// The most holders that an inspection of a semaphore returns.
@@ -80,7 +80,7 @@ pub(crate) fn list_permits(
     }
     let pattern = semaphore::pattern_of_all();
     let mut found = BTreeMap::new();
-    let inspect = |_: &Server, keys: &[Vec<u8>], _: &mut _| {
+    let inspect = |_: &Server, keys: &[Vec<u8>]| {
         let mut held = Vec::new();
         for key in keys {
             if let Some(permits) = inspect_permits(runtime, key, prefix)? {
@@ -131,18 +131,10 @@ pub(crate) fn list(
     let key_prefix = runtime.config.key_prefix.as_bytes();
     let pattern = [glob(key_prefix), glob(prefix), b"*".to_vec()].concat();
     let mut found = BTreeMap::new();
-    let inspect = |server: &Server, keys: &[Vec<u8>], connection: &mut _| {
-        inspect_names(runtime, server, connection, keys, &mut found)
-    };
+    let inspect =
+        |server: &Server, keys: &[Vec<u8>]| inspect_names(runtime, server, keys, &mut found);
     each_page(runtime, b"string", &pattern, inspect, act)?;
-    let held = found.into_iter();
-    Ok(held
-        .filter_map(|(name, holder)| Some(held_by(name, holder?)))
-        .collect())
-}
-
-fn held_by(name: Name, holder: Holder) -> Held {
-    Held::of_lock(name, holder.is_shared(), vec![holder])
+    Ok(found.into_values().flatten().collect())
 }
 
 /// Adds to `found` the names of these keys of one server, except those that it contains already.
@@ -150,9 +142,8 @@ fn held_by(name: Name, holder: Holder) -> Held {
 fn inspect_names(
     runtime: &Runtime,
     server: &Server,
-    connection: &mut Option<Connection>,
     keys: &[Vec<u8>],
-    found: &mut BTreeMap<Name, Option<Holder>>,
+    found: &mut BTreeMap<Name, Option<Held>>,
 ) -> Result<Vec<Held>, Error> {
     let mut held = Vec::new();
     let names: Vec<Arc<dyn Primitive>> = keys
@@ -165,24 +156,15 @@ fn inspect_names(
         })
         .collect();
     for names in names.chunks(NAMES_PER_WRITE) {
-        let holders: Vec<_> = query(runtime, |until| {
-            if runtime.deployment.size().all > 1 {
-                return names
-                    .iter()
-                    .map(|keys| by_majority(runtime, keys))
-                    .collect();
-            }
-            let holders = holders(runtime, server, connection, names, until)?;
-            Ok(holders.into_iter().map(Some).collect())
-        })?;
+        let holders = query(runtime, |until| holders(runtime, server, names, until))?;
         // A name that no majority decides is asked for again if another server has its key.
         for (keys, holder) in names.iter().zip(holders) {
-            let name = keys.key(0).name;
-            if let Some(holder) = holder
-                && found.insert(name.clone(), holder.clone()).is_none()
-                && let Some(holder) = holder
-            {
-                held.push(held_by(name.clone(), holder));
+            let Some(holder) = holder else { continue };
+            let name = keys.key(0).name.clone();
+            let of = |holder: Holder| Held::of_lock(name.clone(), holder.is_shared(), vec![holder]);
+            let lock = holder.map(of);
+            if found.insert(name, lock.clone()).is_none() {
+                held.extend(lock);
             }
         }
     }
@@ -191,28 +173,23 @@ fn inspect_names(
 
 /// Calls `act` with each page of what `inspect` finds in the keys of all servers.
 ///
-/// These are the keys of this type that match `pattern`. `inspect` may keep a connection to the
-/// server for its next pages.
+/// These are the keys of this type that match `pattern`.
 ///
 /// Over a quorum, a minority of the servers may fail.
-fn each_page<I>(
+fn each_page(
     runtime: &Runtime,
     kind: &[u8],
     pattern: &[u8],
-    mut inspect: I,
+    mut inspect: impl FnMut(&Server, &[Vec<u8>]) -> Result<Vec<Held>, Error>,
     mut act: impl FnMut(&ListPage<'_>),
-) -> Result<(), Error>
-where
-    I: FnMut(&Server, &[Vec<u8>], &mut Option<Connection>) -> Result<Vec<Held>, Error>,
-{
+) -> Result<(), Error> {
     let deployment = &runtime.deployment;
     let mut may_fail = deployment.size().all - deployment.size().needed;
     let servers = query(runtime, |until| deployment.all(until))?;
     for (n, server) in servers.iter().enumerate() {
-        let mut connection = None;
         let act = |keys: &[Vec<u8>], progress, took| {
             act(&ListPage {
-                found: &inspect(server, keys, &mut connection)?,
+                found: &inspect(server, keys)?,
                 progress: (n as f64 + progress) / servers.len() as f64,
                 took,
             });
@@ -238,10 +215,9 @@ fn each_page_of(
     let mut scan = KeyScan::new();
     loop {
         let keys = query(runtime, |until| scan.page(server, kind, pattern, until))?;
-        let progress = match scan.is_over() {
-            true => 1.0,
-            false if runtime.deployment.slot_map().is_some() => 0.0,
-            false => scan.progress(),
+        let progress = match runtime.deployment.slot_map() {
+            Some(_) if !scan.is_over() => 0.0,
+            _ => scan.progress(),
         };
         act(&keys, progress, scan.latest())?;
         if scan.is_over() {
@@ -275,34 +251,31 @@ fn known(answer: Result<Answer, Fault>) -> Result<Option<Holder>, Fault> {
     }
 }
 
-/// Returns the holders of `names`. Asks `server`, which has their keys, in one write.
-///
-/// Keeps the connection in `connection` for the next call.
+/// Returns the holder of each of `names`, as [`by_majority`] does. Asks `server`, which has their
+/// keys, in one write, unless it is one of a quorum.
 fn holders(
     runtime: &Runtime,
     server: &Server,
-    connection: &mut Option<Connection>,
     names: &[Arc<dyn Primitive>],
     until: Instant,
-) -> Result<Vec<Option<Holder>>, Fault> {
-    let mut used = match connection.take() {
-        Some(connection) => connection,
-        None => server.connection(until)?,
-    };
-    let follow = |call: Call<'_>| {
-        let deployment = &runtime.deployment;
-        deployment.call_or_undo(call, until, Cap::Counted, None)
-    };
-    let mut holders = Vec::with_capacity(names.len());
-    let usable = server.batch(
-        &mut used,
-        names.iter().collect(),
-        |keys| keys.inspect(),
-        follow,
-        |_, _, answer| holders.push(known(answer)),
-    );
-    *connection = Some(used).filter(|_| usable);
-    holders.into_iter().collect()
+) -> Result<Vec<Option<Option<Holder>>>, Fault> {
+    let deployment = &runtime.deployment;
+    if deployment.size().all > 1 {
+        let names = names.iter();
+        return names.map(|keys| by_majority(runtime, keys)).collect();
+    }
+    let calls: Vec<Call<'_>> = names.iter().map(|keys| keys.inspect()).collect();
+    let answers = server.read_all(&calls, until)?;
+    let holders = answers.into_iter().zip(calls).map(|(answer, call)| {
+        let answer = match answer {
+            Err(NodeFault::Redirected(..) | NodeFault::NoScript) => {
+                deployment.call(call, until, Cap::Counted)
+            }
+            answer => answer.map_err(Fault::from),
+        };
+        known(answer).map(Some)
+    });
+    holders.collect()
 }
 
 /// Returns the lock with this key, or `None` if no lock can have it.
