@@ -164,12 +164,6 @@ impl Deployment {
         }
     }
 
-    /// Returns whether the server that keeps a name has the subscriptions of all its waiters.
-    pub(crate) fn counts_listeners(&self) -> bool {
-        // The nodes of a cluster pass messages on to each other.
-        !matches!(self, Self::Cluster(_))
-    }
-
     /// Returns where the keys of a lock are.
     pub(crate) fn layout(&self) -> Layout {
         match self {

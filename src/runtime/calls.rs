@@ -40,10 +40,12 @@ impl Runtime {
         let inbox = inbox.unwrap_or_default();
         Inbox {
             channel: inbox.channel,
-            reached: match self.deployment.counts_listeners() {
-                false => Reached::Always,
-                true if inbox.is_starting => Reached::Soon,
-                true => Reached::WhileListening,
+            reached: match self.deployment.slot_map() {
+                // The server that keeps a name may not have the subscriptions of its waiters: nodes
+                // pass messages on to each other.
+                Some(_) => Reached::Always,
+                None if inbox.is_starting => Reached::Soon,
+                None => Reached::WhileListening,
             },
         }
     }

@@ -92,7 +92,7 @@ enum State {
 
 impl SlotMap {
     pub(super) fn new(nodes: Nodes, config: &Config) -> Arc<Self> {
-        let nobody = Connector::to_server(nodes.data.clone(), Some(Arc::new(|| ())), config);
+        let nobody = Connector::to_server(nodes.data.clone(), Some(Weak::new()), config);
         let nobody = Server::new(nobody, config, None);
         Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
@@ -263,14 +263,9 @@ impl SlotMap {
     }
 
     fn make_server(&self, (host, port): &HostPort) -> Arc<Server> {
-        let map = Weak::clone(&self.me);
-        let suspect = move || {
-            if let Some(map) = map.upgrade() {
-                map.suspect();
-            }
-        };
         let address = self.nodes.data.at(host, *port);
-        let connector = Connector::to_server(address, Some(Arc::new(suspect)), &self.config);
+        let cluster = Some(Weak::clone(&self.me));
+        let connector = Connector::to_server(address, cluster, &self.config);
         let server = Server::new(connector, &self.config, None);
         if self.is_closed() {
             server.close();

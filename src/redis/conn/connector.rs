@@ -1,7 +1,7 @@
 //! Makes connections to one Redis server.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use redis::{ErrorKind, RedisError, RedisResult};
@@ -11,6 +11,7 @@ use crate::config::Config;
 use crate::error::Cause;
 use crate::error_reply::is_final_at_logon;
 use crate::protocol::reply::Reply;
+use crate::redis::cluster::slot_map::SlotMap;
 use crate::redis::conn::connection::Connection;
 use crate::redis::conn::stream::Deadlines;
 use crate::redis::sentinel::Sentinels;
@@ -22,8 +23,9 @@ use crate::violation::NoFirstReply;
 /// How to connect to a server.
 pub(crate) struct Connector {
     kind: ConnectorKind,
-    /// Only for a node of a cluster.
-    on_failure: Option<OnFailure>,
+    /// The cluster of which the server is a node. It is told of failures: another node may be about
+    /// to take over.
+    cluster: Option<Weak<SlotMap>>,
     pub(crate) label: String,
     connection_name: String,
     pub(super) connect_timeout: Duration,
@@ -37,10 +39,6 @@ pub(crate) struct Connector {
     has_replied: AtomicBool,
 }
 
-/// Called when a command or a connection to a node of a cluster fails: another node may be about to
-/// take over.
-pub(super) type OnFailure = Arc<dyn Fn() + Send + Sync>;
-
 /// The address of a server, or where to ask for it.
 enum ConnectorKind {
     Server(Box<Address>),
@@ -48,15 +46,15 @@ enum ConnectorKind {
 }
 
 impl Connector {
-    /// Returns a connector to one server. A node of a cluster has an `on_failure`.
+    /// Returns a connector to one server, which may be a node of a `cluster`.
     pub(in crate::redis) fn to_server(
         address: Address,
-        on_failure: Option<OnFailure>,
+        cluster: Option<Weak<SlotMap>>,
         config: &Config,
     ) -> Self {
         let label = address.label.clone();
         let kind = ConnectorKind::Server(Box::new(address));
-        Self::with(label, kind, on_failure, config)
+        Self::with(label, kind, cluster, config)
     }
 
     /// Returns a connector to the master that the sentinels name.
@@ -69,12 +67,12 @@ impl Connector {
     fn with(
         label: String,
         kind: ConnectorKind,
-        on_failure: Option<OnFailure>,
+        cluster: Option<Weak<SlotMap>>,
         config: &Config,
     ) -> Self {
         Self {
             kind,
-            on_failure,
+            cluster,
             label,
             connection_name: config.connection_name(),
             connect_timeout: config.connect_timeout,
@@ -88,13 +86,13 @@ impl Connector {
 
     /// Returns whether the server is a node of a cluster.
     pub(crate) fn is_member(&self) -> bool {
-        self.on_failure.is_some()
+        self.cluster.is_some()
     }
 
     /// Reports a failed command or connection to the cluster, if there is one.
     pub(crate) fn failed(&self) {
-        if let Some(on_failure) = &self.on_failure {
-            on_failure();
+        if let Some(cluster) = self.cluster.as_ref().and_then(Weak::upgrade) {
+            cluster.suspect();
         }
     }
 
