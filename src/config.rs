@@ -269,17 +269,11 @@ fn wrong<T>(what: impl Into<String>) -> Result<T, Error> {
     Err(Error::Config(what.into()))
 }
 
-#[cfg(unix)]
 fn host() -> String {
     rustix::system::uname()
         .nodename()
         .to_string_lossy()
         .into_owned()
-}
-
-#[cfg(not(unix))]
-fn host() -> String {
-    std::env::var("COMPUTERNAME").unwrap_or_else(|_| "host".into())
 }
 
 #[cfg(test)]

@@ -60,6 +60,9 @@
 #[doc = include_str!("../README.md")]
 struct Readme;
 
+#[cfg(not(unix))]
+compile_error!("leasehold needs a Unix: its threads wait for sockets with poll(2)");
+
 mod address_map;
 mod advice;
 mod api;
@@ -93,12 +96,6 @@ mod redis;
 mod renewed;
 mod replicas;
 mod resolver;
-mod thread_group;
-#[cfg(all(feature = "testing", not(unix)))]
-compile_error!(
-    "the feature `testing` of leasehold needs a Unix: it waits for sockets with poll(2)"
-);
-
 mod runtime;
 #[cfg(feature = "serde")]
 mod serialize;
@@ -110,6 +107,7 @@ mod taken;
 pub mod testing;
 #[cfg(test)]
 mod tests;
+mod thread_group;
 #[cfg(feature = "tls")]
 mod tls;
 mod token;

@@ -5,6 +5,7 @@ use std::io;
 use std::sync::Arc;
 
 use redis::RedisError;
+use rustix::io::Errno;
 
 use crate::violation::{io_error, payload};
 
@@ -58,9 +59,7 @@ impl Shortage {
 }
 
 /// Returns what is missing, if the system could not make a socket for that reason.
-#[cfg(unix)]
 fn missing(error: &io::Error) -> Option<&'static str> {
-    use rustix::io::Errno;
     Some(match Errno::from_io_error(error)? {
         Errno::MFILE => {
             "this process has no file descriptor left: raise its limit (ulimit -n), or find what \
@@ -70,11 +69,6 @@ fn missing(error: &io::Error) -> Option<&'static str> {
         Errno::NOBUFS | Errno::NOMEM => "this machine has no memory left for a connection",
         _ => return None,
     })
-}
-
-#[cfg(not(unix))]
-fn missing(_: &io::Error) -> Option<&'static str> {
-    None
 }
 
 impl fmt::Display for Shortage {
@@ -101,7 +95,7 @@ mod tests {
 
     #[test]
     fn a_shortage_is_found_in_an_error() {
-        let emfile = || io::Error::from_raw_os_error(rustix::io::Errno::MFILE.raw_os_error());
+        let emfile = || io::Error::from_raw_os_error(Errno::MFILE.raw_os_error());
         let found = Shortage::of(&emfile().into()).unwrap().to_string();
         assert!(found.contains("no file descriptor left"), "{found}");
         let thread = Shortage::of_thread("leasehold-dial", emfile());
