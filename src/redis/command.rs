@@ -91,10 +91,6 @@ pub(super) fn rights(name: &str, args: &[&[u8]], asking: bool) -> String {
         ("PUBLISH", Some(channel)) => {
             format!("{name} needs +{right} on the channel {}", shown(channel))
         }
-        ("PUBSUB", Some(subcommand)) => {
-            let subcommand = shown(subcommand).to_ascii_lowercase();
-            format!("{name} needs +{right}|{subcommand}")
-        }
         ("GET" | "HGET" | "HGETALL" | "LINDEX" | "LLEN", Some(key)) => {
             format!("{name} needs +{right} on the key {}", shown(key))
         }

@@ -79,11 +79,6 @@ macro_rules! totals {
                 None
             }
 
-            /// Returns the sum of both.
-            pub(crate) fn plus(&self, other: &Self) -> Self {
-                Self { $($name: self.$name.saturating_add(other.$name),)+ }
-            }
-
             /// Returns what was counted after `before`.
             pub(crate) fn since(&self, before: &Self) -> Self {
                 Self { $($name: self.$name.saturating_sub(before.$name),)+ }

@@ -82,13 +82,9 @@ impl SharedStats {
     /// Returns what was counted since the last addition, which counts as sent from now on; `None`
     /// if that is nothing.
     pub(in crate::runtime) fn next_delta(&self, totals: Totals) -> Option<StatsDelta> {
-        let counts = {
-            let mut state = self.state.lock();
-            let counts = totals.since(&state.sent);
-            // The addition before this one may still be on its way.
-            state.sent = state.sent.plus(&counts);
-            counts
-        };
+        // The addition before this one may still be on its way.
+        let sent = std::mem::replace(&mut self.state.lock().sent, totals);
+        let counts = totals.since(&sent);
         let counted = counts.fields().filter(|(_, count)| *count > 0);
         let args = counted.flat_map(|(name, count)| [name.to_owned(), count.to_string()]);
         let args: Vec<_> = args.map(String::into_bytes).collect();
