@@ -302,12 +302,7 @@ impl Nodes {
 impl Sentinel {
     /// Parses the part after the scheme: `[user:password@]host[:port],…/name[/db][?…]`.
     fn parse(scheme: &str, rest: &str) -> Result<Self, Error> {
-        let Parts {
-            logon,
-            hosts,
-            path,
-            query,
-        } = Parts::of(rest);
+        let [logon, hosts, path, query] = parts(rest);
         let (master, db) = path.split_once('/').unwrap_or((path, ""));
         if master.is_empty() {
             return Err(sentinel_config("no master name given"));
@@ -346,38 +341,19 @@ impl Sentinel {
     }
 }
 
-/// The parts of a URL of several hosts, after the scheme.
-struct Parts<'a> {
-    /// User and password with the `@` after them; empty if there is none.
-    logon: &'a str,
-    hosts: &'a str,
-    path: &'a str,
-    query: &'a str,
-}
-
-impl<'a> Parts<'a> {
-    fn of(rest: &'a str) -> Self {
-        let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
-        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
-        let (logon, hosts) = split_logon(authority);
-        Self {
-            logon,
-            hosts,
-            path,
-            query,
-        }
-    }
+/// Returns the parts of a URL of several hosts, after the scheme: the user and password with the
+/// `@` after them, the hosts, the path and the query. Those that are missing are empty.
+fn parts(rest: &str) -> [&str; 4] {
+    let (rest, query) = rest.split_once('?').unwrap_or((rest, ""));
+    let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+    let (logon, hosts) = split_logon(authority);
+    [logon, hosts, path, query]
 }
 
 /// Parses `[user:password@]host[:port],…[/path][?…]`. All parts except `host[:port]` apply to each
 /// address.
 fn addresses(scheme: &str, rest: &str) -> Result<Vec<Address>, Error> {
-    let Parts {
-        logon,
-        hosts,
-        path,
-        query,
-    } = Parts::of(rest);
+    let [logon, hosts, path, query] = parts(rest);
     let parse = |host: &str| Address::parse(&format!("{scheme}://{logon}{host}/{path}?{query}"));
     hosts.split(',').map(parse).collect()
 }

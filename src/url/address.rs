@@ -175,20 +175,15 @@ impl Address {
     }
 
     fn of(&self, host: &str, port: u16) -> Self {
-        let host = host.to_owned();
-        let addr = match self.info.addr() {
+        let mut addr = self.info.addr().clone();
+        match &mut addr {
             ConnectionAddr::TcpTls {
-                insecure,
-                tls_params,
+                host: name,
+                port: number,
                 ..
-            } => ConnectionAddr::TcpTls {
-                host,
-                port,
-                insecure: *insecure,
-                tls_params: tls_params.clone(),
-            },
-            _ => ConnectionAddr::Tcp(host, port),
-        };
+            } => (*name, *number) = (host.to_owned(), port),
+            plain => *plain = ConnectionAddr::Tcp(host.to_owned(), port),
+        }
         Self {
             label: label(&addr),
             info: self.info.clone().set_addr(addr),
@@ -239,13 +234,11 @@ impl Address {
 
 fn label(addr: &ConnectionAddr) -> String {
     let label = match addr {
-        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. }
-            if host.contains(':') =>
-        {
-            format!("[{host}]:{port}")
-        }
         ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
-            format!("{host}:{port}")
+            match host.contains(':') {
+                true => format!("[{host}]:{port}"),
+                false => format!("{host}:{port}"),
+            }
         }
         ConnectionAddr::Unix(path) => path.display().to_string(),
         _ => "server".into(),
