@@ -87,7 +87,8 @@ pub(crate) fn meaning(answer: &ServerError) -> Meaning {
         }
         None => answer.code() == word,
     };
-    let text = answer.details().unwrap_or_default().to_ascii_lowercase();
+    let details = answer.details();
+    let text = details.unwrap_or_default().to_ascii_lowercase();
     let has_any = |parts: &[&str]| parts.iter().any(|part| text.contains(part));
     if is("NOSCRIPT") {
         Meaning::NoScript
@@ -95,7 +96,7 @@ pub(crate) fn meaning(answer: &ServerError) -> Meaning {
         Meaning::BadFence
     } else if is("WRONGTYPE") {
         Meaning::WrongType
-    } else if is_about_rights(answer) {
+    } else if answer.code() == "NOPERM" || details.is_some_and(is_permission_error_in_script) {
         Meaning::NoRight
     } else if NOT_SERVING.iter().any(|word| is(word)) {
         Meaning::NotServing
@@ -122,11 +123,6 @@ fn in_script(answer: &ServerError) -> Option<&str> {
     let text = answer.details()?;
     let is_wrapped = answer.code() == "ERR" && text.contains("script");
     (is_wrapped || answer.code() == "@user_script:").then_some(text)
-}
-
-/// Returns whether the user lacks a permission.
-fn is_about_rights(answer: &ServerError) -> bool {
-    answer.code() == "NOPERM" || answer.details().is_some_and(is_permission_error_in_script)
 }
 
 /// Returns whether the text of an error in a script, an `ERR`, says that the user lacks a

@@ -62,17 +62,13 @@ fn of_refusal(
         return (TakenBy::Permits { out, all, wanted }, None, end);
     }
     let by = holder_of(said);
-    let age = (said.detail.map(Duration::from_millis)).filter(|_| is_owner(&by));
+    let age = (said.detail.map(Duration::from_millis)).filter(|_| matches!(by, TakenBy::Owner(_)));
     let held_for = age.map(|age| age.saturating_add(last.arrived.until(now)));
     let end = match by {
         TakenBy::Queue => HoldEnd::Unknown,
         _ => end,
     };
     (by, held_for.filter(|age| *age < LONGEST_AGE), end)
-}
-
-fn is_owner(by: &TakenBy) -> bool {
-    matches!(by, TakenBy::Owner(_))
 }
 
 fn holder_of(said: &RefusedName) -> TakenBy {
