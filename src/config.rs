@@ -9,7 +9,7 @@ use crate::error::Error;
 use crate::lost::Lost;
 use crate::renewed::Renewed;
 use crate::replicas::Replicas;
-use crate::thread_group::{DIALER, ThreadGroup};
+use crate::thread_group::ThreadGroup;
 use crate::wait_policy::WaitPolicy;
 
 pub(crate) const SHORTEST_TTL: Duration = Duration::from_millis(10);
@@ -67,7 +67,7 @@ impl Default for Config {
             linger: Duration::ZERO,
             breaker_after: 5,
             shared_stats: false,
-            dialers: ThreadGroup::new(DIALER),
+            dialers: ThreadGroup::default(),
         }
     }
 }

@@ -12,7 +12,8 @@ use crate::sync::{Condvar, Mutex};
 use crate::clock::{Instant, nap};
 use crate::escape::Escaped;
 use crate::logging;
-use crate::thread_group::{DIALER, ThreadGroup};
+use crate::shortage::Shortage;
+use crate::thread_group::ThreadGroup;
 
 /// How long after the last answer of DNS an address may be used although DNS does not answer. It
 /// may have been given to another server since.
@@ -74,7 +75,7 @@ pub(crate) struct Peer {
 
 impl Default for Resolver {
     fn default() -> Self {
-        Self::new(&ThreadGroup::new(DIALER))
+        Self::new(&ThreadGroup::default())
     }
 }
 
@@ -187,7 +188,7 @@ impl HostName {
         self: &Arc<Self>,
         state: &mut KnownAddresses,
         now: Instant,
-    ) -> io::Result<Instant> {
+    ) -> Result<Instant, Shortage> {
         if let Some(since) = state.asking_since {
             return Ok(since);
         }
@@ -310,7 +311,7 @@ mod tests {
     /// The last answer of DNS would otherwise be as old as the connections.
     #[test]
     fn writes_look_the_name_up_again_when_that_is_due() {
-        let threads = ThreadGroup::new(DIALER);
+        let threads = ThreadGroup::default();
         let name = Resolver::new(&threads).name("localhost", 6379).unwrap();
         let peer = name.peer(address(1));
         let in_a_minute = || Instant::now().after(Duration::from_secs(60));

@@ -1,22 +1,21 @@
 //! The short-lived threads of a client for one kind of work: starts, counts and awaits them.
 
 use std::collections::HashSet;
-use std::io;
 use std::sync::{Arc, OnceLock};
 use std::thread::{self, ThreadId};
 
 use crate::clock::{Instant, nap};
 use crate::logging::{Later, defer_to};
+use crate::shortage::Shortage;
 use crate::sync::{Condvar, Mutex};
 
 /// The name of each thread that opens connections, or asks a sentinel for the master or a cluster
 /// node for the slots.
-pub(crate) const DIALER: &str = "leasehold-dial";
+const DIALER: &str = "leasehold-dial";
 
-/// A group of threads with the same name. A clone is the same group.
-#[derive(Clone, Debug)]
+/// A group of threads. A clone is the same group.
+#[derive(Clone, Debug, Default)]
 pub(crate) struct ThreadGroup {
-    name: &'static str,
     running: Arc<GroupThreads>,
 }
 
@@ -40,14 +39,6 @@ impl Drop for Membership {
 }
 
 impl ThreadGroup {
-    /// Returns a group without threads; each will have this name.
-    pub(crate) fn new(name: &'static str) -> Self {
-        Self {
-            name,
-            running: Arc::default(),
-        }
-    }
-
     /// Has another thread run the logger for the threads of this group.
     pub(crate) fn defer_to(&self, later: Later) {
         // Fails only if it was set before.
@@ -56,7 +47,7 @@ impl ThreadGroup {
 
     /// Runs `body` on a new thread, so that the caller can stop waiting for an operation that
     /// nothing can interrupt, such as the look-up of a host name.
-    pub(crate) fn spawn(&self, body: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    pub(crate) fn spawn(&self, body: impl FnOnce() + Send + 'static) -> Result<(), Shortage> {
         let running = Arc::clone(&self.running);
         let run = move || {
             let membership = Membership(running);
@@ -68,7 +59,8 @@ impl ThreadGroup {
         // Locked until the thread is in the set. A thread that ends at once must not remove itself
         // before it is inserted: it would count as running for ever.
         let mut threads = self.running.threads.lock();
-        let handle = thread::Builder::new().name(self.name.into()).spawn(run)?;
+        let spawned = thread::Builder::new().name(DIALER.into()).spawn(run);
+        let handle = spawned.map_err(|error| Shortage::of_thread(DIALER, error))?;
         threads.insert(handle.thread().id());
         Ok(())
     }
@@ -102,7 +94,7 @@ mod tests {
 
     #[test]
     fn running_threads_are_counted() {
-        let group = ThreadGroup::new(DIALER);
+        let group = ThreadGroup::default();
         let (end, ending) = bounded::<()>(0);
         group
             .spawn(move || assert!(ending.recv().is_err()))
@@ -115,7 +107,7 @@ mod tests {
 
     #[test]
     fn thread_does_not_wait_for_itself() {
-        let group = ThreadGroup::new(DIALER);
+        let group = ThreadGroup::default();
         let (done, found) = bounded(1);
         let own = group.clone();
         let body = move || done.send(own.wait(in_a_minute())).unwrap();

@@ -28,7 +28,7 @@ use crate::protocol::rw_lock::RwLockKeys;
 use crate::redis::Deployment;
 use crate::runtime::Runtime;
 use crate::stats::{Stats, Totals};
-use crate::thread_group::{DIALER, ThreadGroup};
+use crate::thread_group::ThreadGroup;
 
 /// A handle to the Redis servers that keep the locks; makes locks and renews those that are held.
 ///
@@ -642,7 +642,7 @@ impl ClientBuilder {
     pub fn build(self) -> Result<Client, Error> {
         let (mut config, target) = self.check()?;
         // Clients made from clones of one builder must not share the threads that connect.
-        config.dialers = ThreadGroup::new(DIALER);
+        config.dialers = ThreadGroup::default();
         let deployment = Deployment::new(target, &config)?;
         let runtime = Runtime::new(config, deployment)?;
         Ok(Client {

@@ -6,8 +6,7 @@ use crossbeam_channel::{RecvTimeoutError, bounded};
 use redis::{RedisError, RedisResult};
 
 use crate::clock::Instant;
-use crate::shortage::Shortage;
-use crate::thread_group::{DIALER, ThreadGroup};
+use crate::thread_group::ThreadGroup;
 
 /// How long the slower members are waited for once the answers would do.
 pub(super) const GRACE: Duration = Duration::from_millis(300);
@@ -80,7 +79,7 @@ where
         };
         match dialers.spawn(ask) {
             Ok(()) => state.asked += 1,
-            Err(error) => silence = Some((n, Shortage::of_thread(DIALER, error).into())),
+            Err(shortage) => silence = Some((n, shortage.into())),
         }
     }
     drop(answer);

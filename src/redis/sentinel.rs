@@ -405,14 +405,13 @@ mod tests {
     use support::{BlackHole, FakeSentinel, eventually, ms, sentinel_url};
 
     use super::*;
-    use crate::thread_group::DIALER;
     use crate::url::Target;
 
     fn sentinels(url: &str) -> Arc<Sentinels> {
         let Ok(Target::Sentinel(sentinel)) = Target::parse(url) else {
             panic!("the URL was rejected");
         };
-        Arc::new(Sentinels::new(sentinel, &ThreadGroup::new(DIALER)))
+        Arc::new(Sentinels::new(sentinel, &ThreadGroup::default()))
     }
 
     #[test]

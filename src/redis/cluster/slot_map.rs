@@ -28,9 +28,7 @@ use crate::protocol::redirect::Redirect;
 use crate::redis::cluster::owners::{Change, Moved, Owners};
 use crate::redis::conn::connector::Connector;
 use crate::redis::server::Server;
-use crate::shortage::Shortage;
 use crate::sync::{Condvar, Mutex, MutexGuard};
-use crate::thread_group::DIALER;
 use crate::url::{HostPort, Nodes};
 use crate::wait_policy::Backoff;
 
@@ -288,9 +286,8 @@ impl SlotMap {
             .spawn(move || this.refresh_while_stale())
         {
             Ok(()) => known.state = State::Pausing,
-            Err(error) => {
-                let cause = Cause::of_shortage(Shortage::of_thread(DIALER, error));
-                known.failure = Some(Fault::NotRun(cause));
+            Err(shortage) => {
+                known.failure = Some(Fault::NotRun(Cause::of_shortage(shortage)));
             }
         }
     }

@@ -15,7 +15,6 @@ use crate::redis::conn::pool::Pool;
 use crate::redis::conn::pool_state::PoolState;
 use crate::shortage::Shortage;
 use crate::sync::MutexGuard;
-use crate::thread_group::DIALER;
 
 impl Pool {
     /// Starts a dialer if a connection is wanted and no dialer works, or the working one hangs.
@@ -36,9 +35,8 @@ impl Pool {
         let number = state.dialing.start(now);
         let pool = Arc::clone(self);
         let spawned = self.connector.dialers.spawn(move || pool.dial(number));
-        let error = spawned.err()?;
+        let cause = Cause::of_shortage(spawned.err()?);
         state.dialing.stop();
-        let cause = Cause::of_shortage(Shortage::of_thread(DIALER, error));
         state.dialing.failed(now, ConnectError::of_client(cause));
         Some(now.after(state.dialing.pause(now)))
     }

@@ -4,7 +4,6 @@ use redis::ErrorKind;
 
 use super::*;
 use crate::error_reply::is_final_at_logon;
-use crate::thread_group::DIALER;
 
 /// How a server behaves in the test.
 #[derive(Clone, Copy)]
@@ -37,7 +36,7 @@ fn ask_all(all: &'static [Behavior], timeout: Duration) -> Result<Vec<usize>, No
         true => Enough::No,
         false => Enough::Nearly,
     };
-    let dialers = ThreadGroup::new(DIALER);
+    let dialers = ThreadGroup::default();
     let outcome = gather(&dialers, asks, timeout, is_final_at_logon, enough);
     drop(over);
     let answers = outcome?.good.into_iter();

@@ -102,8 +102,8 @@ impl SubscriberThread {
             // Fails only if the thread has ended.
             let _ = sender.send(job());
         });
-        if let Err(error) = spawned {
-            logging::debug!("cannot start a thread that connects: {error}");
+        if let Err(shortage) = spawned {
+            logging::debug!("{shortage}");
             self.wake();
         }
         result
