@@ -37,14 +37,14 @@ impl Runtime {
 
     fn inbox_of(&self, endpoint: Option<&Endpoint>) -> Inbox {
         let inbox = endpoint.map(|endpoint| endpoint.subscriber.inbox());
-        let inbox = inbox.unwrap_or_default();
+        let (channel, has_tried) = inbox.unwrap_or((Vec::new(), true));
         Inbox {
-            channel: inbox.channel,
+            channel,
             reached: match self.deployment.slot_map() {
                 // The server that keeps a name may not have the subscriptions of its waiters: nodes
                 // pass messages on to each other.
                 Some(_) => Reached::Always,
-                None if inbox.is_starting => Reached::Soon,
+                None if !has_tried => Reached::Soon,
                 None => Reached::WhileListening,
             },
         }

@@ -151,15 +151,6 @@ impl SubscriberState {
     }
 }
 
-/// How a client receives grants of a name.
-#[derive(Debug, Default)]
-pub(crate) struct Inbox {
-    /// The channel; empty if there is none.
-    pub(crate) channel: Vec<u8>,
-    /// Messages do not arrive yet, because the subscriber thread has not tried to subscribe.
-    pub(crate) is_starting: bool,
-}
-
 #[derive(Debug, Default)]
 struct Channel {
     /// The names for whose messages calls wait, and the lock of each. All semaphores share one
@@ -244,13 +235,9 @@ impl Subscriber {
         self.state.lock().live_names()
     }
 
-    /// Returns how this client receives grants.
-    pub(crate) fn inbox(&self) -> Inbox {
-        let state = self.state.lock();
-        Inbox {
-            channel: self.inbox.clone(),
-            is_starting: !state.has_tried,
-        }
+    /// Returns the client's inbox, and whether the thread has tried to subscribe to it.
+    pub(crate) fn inbox(&self) -> (Vec<u8>, bool) {
+        (self.inbox.clone(), self.state.lock().has_tried)
     }
 
     /// Returns a lock for whose messages a call waits, if there is one.
