@@ -38,7 +38,7 @@ use crate::protocol::verb::Verb;
 use crate::redis::conn::connection::is_no_script;
 use crate::redis::conn::socket::timed_out;
 use crate::redis::fault::NodeFault;
-use crate::redis::pipeline::line::{Line, Origin};
+use crate::redis::pipeline::line::Line;
 use crate::redis::pipeline::link::Link;
 pub(crate) use crate::redis::pipeline::request::{Ended, Job, Request};
 use crate::redis::server::Server;
@@ -141,10 +141,8 @@ impl<J: Job> Pipeline<J> {
 
     /// Returns why there is no connection.
     pub(crate) fn why_down(&self) -> Fault {
-        match &self.why_down {
-            Some(cause) => Fault::NotRun(cause.clone()),
-            None => self.server.why_not_connected(),
-        }
+        let known = self.why_down.clone();
+        Fault::NotRun(known.unwrap_or_else(|| self.server.pool.last_failure().cause))
     }
 
     /// Wants no connection any more unless a command is queued.
@@ -173,12 +171,9 @@ impl<J: Job> Pipeline<J> {
         if self.is_busy()
             && let Link::Open(line) = mem::replace(&mut self.link, Link::Closed)
         {
-            let Line {
-                connection, output, ..
-            } = *line;
-            self.close(connection);
+            self.close(line.connection, line.is_lent);
             let cause = Cause::text("the client was shut down");
-            self.end_unanswered(output.written(), |_, _| cause.clone(), ended);
+            self.end_unanswered(line.output.written(), |_, _| cause.clone(), ended);
         }
     }
 
@@ -209,10 +204,7 @@ impl<J: Job> Pipeline<J> {
     /// Returns the socket, and whether it must be written.
     pub(crate) fn socket(&self) -> Option<(BorrowedFd<'_>, bool)> {
         match &self.link {
-            Link::Open(line) => {
-                let socket = line.connection.get().as_fd();
-                Some((socket, !line.output.is_written()))
-            }
+            Link::Open(line) => Some((line.connection.as_fd(), !line.output.is_written())),
             Link::Closed | Link::Connecting { .. } => None,
         }
     }
@@ -287,7 +279,7 @@ impl<J: Job> Pipeline<J> {
         is_ready: bool,
         ended: &mut Vec<Ended<J>>,
     ) -> RedisResult<bool> {
-        if !self.server.is_current(line.connection.get().generation) {
+        if !self.server.is_current(line.connection.generation) {
             // What the old server replies does not count any more.
             return Ok(false);
         }
@@ -300,10 +292,9 @@ impl<J: Job> Pipeline<J> {
         let before = (self.sent.len(), line.wait.is_some());
         self.read(line, &mut reads, ended)?;
         let has_taken = before != (self.sent.len(), line.wait.is_some());
-        let connection = line.connection.get();
-        if !self.has_replies_left(line) && connection.has_surplus() {
+        if !self.has_replies_left(line) && line.connection.has_surplus() {
             // The rest of them would be taken for the reply to the next command.
-            return Err(connection.surplus());
+            return Err(line.connection.surplus());
         }
         let is_drained = reads > 0 && !line.has_more;
         // A peer that keeps sending something else does not put off the end.
@@ -312,7 +303,7 @@ impl<J: Job> Pipeline<J> {
         }
         self.write(line, now, ended)?;
         let is_done = !self.has_replies_left(line);
-        Ok(!is_done || !line.is_rejected && matches!(line.connection, Origin::Own(_)))
+        Ok(!is_done || !line.is_rejected && !line.is_lent)
     }
 
     fn has_replies_left(&self, line: &Line) -> bool {
@@ -330,7 +321,7 @@ impl<J: Job> Pipeline<J> {
         let mut served: Option<(Instant, bool)> = None;
         let mut outcome = Ok(());
         for n in 0..MOST_IN_TURN {
-            match line.connection.get_mut().answer_at_hand(reads) {
+            match line.connection.answer_at_hand(reads) {
                 Ok(None) => break,
                 Ok(Some(reply)) => {
                     line.has_more = n + 1 == MOST_IN_TURN;
@@ -359,7 +350,7 @@ impl<J: Job> Pipeline<J> {
         served: &mut Option<(Instant, bool)>,
         ended: &mut Vec<Ended<J>>,
     ) -> RedisResult<()> {
-        let connection = line.connection.get_mut();
+        let connection = &line.connection;
         let Some(first) = self.sent.front_mut() else {
             let Some((replicas, _)) = line.wait.take() else {
                 return Err(connection.malformed());

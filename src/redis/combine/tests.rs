@@ -10,7 +10,7 @@ use crate::clock::Instant;
 use crate::config::Config;
 use crate::protocol::answer::Answer;
 use crate::protocol::verb::Verb;
-use crate::redis::conn::callers::{Cap, Sleeper};
+use crate::redis::conn::callers::{Cap, this_thread};
 use crate::redis::conn::combined_call::{CombinedCall, Delivery, Write};
 use crate::redis::conn::connector::Connector;
 use crate::redis::conn::pool::{GetError, Pool, PooledConnection};
@@ -104,7 +104,7 @@ fn a_fresh_connection_that_its_caller_no_longer_needs_goes_to_a_combined_call() 
     let pool = pool_of(&listener, 1);
     let queued = call(Vec::new());
     enqueue(&pool, &queued);
-    let request = pool.request(Instant::NEVER, Sleeper::this_thread());
+    let request = pool.request(Instant::NEVER, this_thread());
     let (mut stream, _) = listener.accept().unwrap();
     // The dialer is logging on by now, so it does not see that nobody wants the connection.
     drop(request);
@@ -145,7 +145,7 @@ fn queued_call_does_not_wait_for_a_connection_that_a_thread_keeps() {
         let connection = connection(&pool).into_connection();
         pool.state.lock().put_back(connection);
         enqueue(&pool, &queued);
-        let request = pool.request(Instant::NEVER, Sleeper::this_thread());
+        let request = pool.request(Instant::NEVER, this_thread());
         let kept = request.poll().and_then(Result::ok);
         let delivered = queued.wait(Instant::now().after(LONG / 6));
         assert!(matches!(delivered, Some(Delivery::Alone)));

@@ -1,7 +1,8 @@
 //! The queue of calls that wait for their own connection, first come, first served. No I/O.
 
 use std::collections::VecDeque;
-use std::task::Waker;
+use std::sync::Arc;
+use std::task::{Wake, Waker};
 use std::thread::{self, Thread};
 
 /// Whether `max_connections` limits a caller.
@@ -16,26 +17,18 @@ pub(crate) enum Cap {
     Kept { leaves_one: bool },
 }
 
-/// A thread that waits for a connection, by the way to wake it.
-#[derive(Debug)]
-pub(in crate::redis) enum Sleeper {
-    /// A thread, parked.
-    Thread(Thread),
-    /// One that sleeps in `poll`.
-    Other(Waker),
+/// Unparks a thread that waits for a connection.
+struct Parked(Thread);
+
+impl Wake for Parked {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
 }
 
-impl Sleeper {
-    pub(in crate::redis) fn this_thread() -> Self {
-        Self::Thread(thread::current())
-    }
-
-    pub(super) fn wake(&self) {
-        match self {
-            Self::Thread(thread) => thread.unpark(),
-            Self::Other(waker) => waker.wake_by_ref(),
-        }
-    }
+/// Returns the waker of this thread, which parks.
+pub(in crate::redis) fn this_thread() -> Waker {
+    Waker::from(Arc::new(Parked(thread::current())))
 }
 
 /// The queue, with a waker for each call.

@@ -147,7 +147,7 @@ mod tests {
     use std::thread;
 
     use crate::config::Config;
-    use crate::redis::conn::callers::{Cap, Sleeper};
+    use crate::redis::conn::callers::{Cap, this_thread};
     use crate::redis::conn::connector::Connector;
     use crate::url::Address;
 
@@ -164,7 +164,7 @@ mod tests {
     #[test]
     fn connection_made_for_nobody_after_the_close_is_closed() {
         let (listener, pool) = listener_and_pool(1);
-        let request = pool.request(Instant::NEVER, Sleeper::this_thread());
+        let request = pool.request(Instant::NEVER, this_thread());
         let mut server = listener.accept().unwrap().0;
         drop(request);
         pool.close();
@@ -178,10 +178,7 @@ mod tests {
     #[test]
     fn dialer_abandoned_before_it_runs_ends_and_leaves_room_for_another() {
         let (_silent, pool) = listener_and_pool(1);
-        pool.state
-            .lock()
-            .callers
-            .join(Cap::Exempt, Sleeper::this_thread());
+        pool.state.lock().callers.join(Cap::Exempt, this_thread());
         // More often than hanging dialers are replaced.
         for _ in 0..20 {
             // The new dialer cannot run before the lock is released.
@@ -221,7 +218,7 @@ mod tests {
             thread::yield_now();
         }
         let mut state = pool.state.lock();
-        state.callers.join(Cap::Counted, Sleeper::this_thread());
+        state.callers.join(Cap::Counted, this_thread());
         // Before the first waiter runs, one connection is closed and the other is put back.
         drop(failed);
         pool.vacated(&mut state);

@@ -17,11 +17,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::Waker;
 use std::thread;
 
 use crate::clock::{Instant, nap};
 use crate::error::{Cause, Error};
-use crate::redis::conn::callers::{Cap, Number, Sleeper};
+use crate::redis::conn::callers::{Cap, Number, this_thread};
 use crate::redis::conn::combined_call::Delivery;
 use crate::redis::conn::connection::Connection;
 use crate::redis::conn::connector::Connector;
@@ -134,7 +135,7 @@ impl Pool {
                 _ => {}
             }
             let now = Instant::now();
-            number.get_or_insert_with(|| state.callers.join(cap_rule, Sleeper::this_thread()));
+            number.get_or_insert_with(|| state.callers.join(cap_rule, this_thread()));
             state.note_end(until);
             let again = self.ensure_dialer(state, now).unwrap_or(until).min(until);
             // A wake-up that comes before `park_timeout` is not missed: the thread then does not
@@ -151,17 +152,17 @@ impl Pool {
     }
 
     /// Requests a connection without waiting for it; a dialer starts if none is idle. The pool
-    /// wakes `sleeper` when [`poll`](ConnectRequest::poll) may return something. The caller gives
+    /// wakes `waker` when [`poll`](ConnectRequest::poll) may return something. The caller gives
     /// up at `until`.
     pub(in crate::redis) fn request(
         self: &Arc<Self>,
         until: Instant,
-        sleeper: Sleeper,
+        waker: Waker,
     ) -> ConnectRequest {
         let mut state = self.state.lock();
         state.note_end(until);
         let failed_before = state.dialing.failed_times;
-        let number = state.callers.join(Cap::Exempt, sleeper);
+        let number = state.callers.join(Cap::Exempt, waker);
         // A failure to start one is found by `poll`.
         let _ = self.ensure_dialer(&mut state, Instant::now());
         drop(state);
@@ -254,11 +255,12 @@ impl Pool {
     /// Wakes the next waiters: a connection is idle, or there is room to make one.
     pub(in crate::redis) fn wake_next(&self, state: &PoolState) {
         let next = state.callers.next(self.cap.saturating_sub(state.out));
-        next.take(state.idle.len().max(1)).for_each(Sleeper::wake);
+        next.take(state.idle.len().max(1))
+            .for_each(Waker::wake_by_ref);
     }
 
     pub(super) fn wake_all(&self, state: &PoolState) {
-        state.callers.next(usize::MAX).for_each(Sleeper::wake);
+        state.callers.next(usize::MAX).for_each(Waker::wake_by_ref);
     }
 
     /// Returns why there is no connection yet: the last dialing failure, if no connection was made

@@ -3,11 +3,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::task::Waker;
 use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::redis::conn::call_queue::CallQueue;
-use crate::redis::conn::callers::{Callers, Cap, Number, Sleeper};
+use crate::redis::conn::callers::{Callers, Cap, Number};
 use crate::redis::conn::combined_call::{CombinedCall, Delivery};
 use crate::redis::conn::connection::Connection;
 use crate::redis::conn::dial::Dialing;
@@ -22,7 +23,7 @@ pub(in crate::redis) struct PoolState {
     pub(in crate::redis) idle: Vec<Connection>,
     /// How many connections are in use.
     pub(in crate::redis) out: usize,
-    pub(super) callers: Callers<Sleeper>,
+    pub(super) callers: Callers<Waker>,
     /// The combined calls that wait for a connection.
     pub(in crate::redis) queue: CallQueue<Arc<CombinedCall>>,
     /// Whether the last connection that both `callers` and `queue` waited for went to `callers`.

@@ -5,31 +5,13 @@ use redis::RedisResult;
 use crate::clock::Instant;
 use crate::redis::conn::connection::Connection;
 use crate::redis::conn::output::Output;
+use crate::redis::conn::pool::IsLent;
 use crate::replicas::Replicas;
 
-/// A connection, by its owner.
-pub(super) enum Origin {
-    Own(Connection),
-    /// The last one of the pool.
-    Lent(Connection),
-}
-
-impl Origin {
-    pub(super) fn get(&self) -> &Connection {
-        match self {
-            Self::Own(connection) | Self::Lent(connection) => connection,
-        }
-    }
-
-    pub(super) fn get_mut(&mut self) -> &mut Connection {
-        match self {
-            Self::Own(connection) | Self::Lent(connection) => connection,
-        }
-    }
-}
-
 pub(super) struct Line {
-    pub(super) connection: Origin,
+    pub(super) connection: Connection,
+    /// It is the last one of the pool.
+    pub(super) is_lent: IsLent,
     pub(super) output: Output,
     /// The WAIT behind the last batch, and when its reply began to be the next one.
     pub(super) wait: Option<(Replicas, Instant)>,
@@ -40,9 +22,10 @@ pub(super) struct Line {
 }
 
 impl Line {
-    pub(super) fn new(connection: Origin) -> Self {
+    pub(super) fn new(connection: Connection, is_lent: IsLent) -> Self {
         Self {
             connection,
+            is_lent,
             output: Output::default(),
             wait: None,
             has_more: false,
@@ -52,6 +35,6 @@ impl Line {
 
     /// Writes as much as the socket takes.
     pub(super) fn flush(&mut self) -> RedisResult<()> {
-        self.output.flush(self.connection.get_mut())
+        self.output.flush(&mut self.connection)
     }
 }

@@ -11,10 +11,10 @@ use crate::error::Cause;
 use crate::error_reply::library_text;
 use crate::kernel::fault::Fault;
 use crate::logging;
-use crate::redis::conn::callers::Sleeper;
-use crate::redis::conn::pool::{ConnectRequest, GetError, Pool};
+use crate::redis::conn::connection::Connection;
+use crate::redis::conn::pool::{ConnectRequest, GetError, IsLent, Pool};
 use crate::redis::pipeline::Pipeline;
-use crate::redis::pipeline::line::{Line, Origin};
+use crate::redis::pipeline::line::Line;
 use crate::redis::pipeline::request::{Ended, Job};
 use crate::wait_policy::Backoff;
 
@@ -39,8 +39,8 @@ impl<J: Job> Pipeline<J> {
         let (request, since) = match mem::replace(&mut self.link, Link::Closed) {
             Link::Connecting { request, since } => (request, since),
             _ => {
-                let sleeper = Sleeper::Other(self.waker.clone());
-                (pool.request(now.after(timeout), sleeper), now)
+                let request = pool.request(now.after(timeout), self.waker.clone());
+                (request, now)
             }
         };
         let refusal = if self.server.is_retired() {
@@ -55,17 +55,10 @@ impl<J: Job> Pipeline<J> {
                 Some(Ok((connection, is_lent))) => {
                     if self.server.is_current(connection.generation) {
                         (self.down, self.why_down) = (None, None);
-                        return open(match is_lent {
-                            true => Origin::Lent(connection),
-                            false => Origin::Own(connection),
-                        });
+                        return Link::Open(Box::new(Line::new(connection, is_lent)));
                     }
-                    if is_lent {
-                        pool.lost();
-                    }
-                    drop(connection);
-                    let sleeper = Sleeper::Other(self.waker.clone());
-                    let request = pool.request(since.after(timeout), sleeper);
+                    self.close(connection, is_lent);
+                    let request = pool.request(since.after(timeout), self.waker.clone());
                     return Link::Connecting { request, since };
                 }
                 Some(Err(refusal)) => refusal,
@@ -97,18 +90,19 @@ impl<J: Job> Pipeline<J> {
     pub(super) fn leave(&mut self, line: Line, ended: &mut Vec<Ended<J>>) {
         let Line {
             connection,
+            is_lent,
             is_rejected,
             output,
             ..
         } = line;
-        let generation = connection.get().generation;
+        let generation = connection.generation;
         if self.server.is_current(generation) && !is_rejected {
-            if let Origin::Lent(connection) = connection {
+            if is_lent {
                 self.server.pool.give_back(connection);
             }
             return;
         }
-        self.close(connection);
+        self.close(connection, is_lent);
         if is_rejected {
             self.server.failed();
             self.server.pool.suspect(generation);
@@ -125,7 +119,7 @@ impl<J: Job> Pipeline<J> {
     /// Ends a connection that has failed.
     pub(super) fn fail(&mut self, line: Line, error: RedisError, ended: &mut Vec<Ended<J>>) {
         let is_unanswered = self.has_replies_left(&line) || !self.unacknowledged.is_empty();
-        self.close(line.connection);
+        self.close(line.connection, line.is_lent);
         // A server may close a connection that is idle.
         if is_unanswered {
             let (server, text) = (self.server.label(), library_text(&error));
@@ -139,8 +133,9 @@ impl<J: Job> Pipeline<J> {
         self.end_unanswered(line.output.written(), cause, ended);
     }
 
-    pub(super) fn close(&self, connection: Origin) {
-        if let Origin::Lent(_) = connection {
+    pub(super) fn close(&self, connection: Connection, is_lent: IsLent) {
+        drop(connection);
+        if is_lent {
             self.server.pool.lost();
         }
     }
@@ -166,8 +161,4 @@ impl<J: Job> Pipeline<J> {
             ended.push(Ended { job, sent, end });
         }
     }
-}
-
-fn open(connection: Origin) -> Link {
-    Link::Open(Box::new(Line::new(connection)))
 }
