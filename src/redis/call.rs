@@ -263,7 +263,7 @@ mod tests {
             let _in_use = in_use.unwrap_or_else(|fault| panic!("{fault:?}"));
             let _stream = accepting.join().unwrap();
             // The call has all the time of a command.
-            let fault = server.ping(Instant::now().after(short), Cap::Counted);
+            let fault = server.ping(Instant::now().after(short));
             let Err(Fault::NotRun(cause)) = fault else {
                 panic!("{fault:?}");
             };

@@ -77,9 +77,9 @@ impl Server {
     }
 
     /// Sends a PING.
-    pub(crate) fn ping(&self, until: Instant, cap_rule: Cap) -> Result<(), Fault> {
+    pub(crate) fn ping(&self, until: Instant) -> Result<(), Fault> {
         let pong = |reply| Verb::Ping.read(reply).map(drop);
-        self.command("PING", &[], until, cap_rule, pong)
+        self.command("PING", &[], until, Cap::Counted, pong)
     }
 }
 

@@ -126,12 +126,11 @@ impl ServerHealth {
         opens
     }
 
-    /// Closes the breaker, because servers have recovered or another one has taken over. Returns
-    /// true if it was open.
-    pub(super) fn reset(&self) -> bool {
+    /// Closes the breaker, because another server has taken over.
+    pub(super) fn reset(&self) {
         let mut detail = self.detail.lock();
         self.open.store(false, Ordering::Relaxed);
-        detail.breaker.succeeded()
+        detail.breaker.succeeded();
     }
 
     /// Returns whether nothing has been answered since the last failure.

@@ -151,11 +151,6 @@ impl Deployment {
         }
     }
 
-    /// Returns whether the circuit breaker that the servers of a quorum share is open.
-    pub(crate) fn has_open_shared_breaker(&self) -> bool {
-        matches!(self, Self::Quorum(quorum) if quorum.health.is_open())
-    }
-
     /// Returns how many servers have each name, and how many of them decide.
     pub(crate) fn size(&self) -> Majority {
         match self {
@@ -232,7 +227,7 @@ impl Deployment {
     /// Pings the servers; succeeds if enough of them reply.
     pub(crate) fn ping(&self, until: Instant) -> Result<(), Fault> {
         match self {
-            Self::One(server) => server.ping(until, Cap::Counted),
+            Self::One(server) => server.ping(until),
             Self::Cluster(cluster) => cluster.ping(until),
             Self::Quorum(quorum) => quorum.ask(None, until).map(drop),
         }
@@ -315,11 +310,10 @@ impl Deployment {
 
     /// Closes the idle connections; those in use are closed when they are returned.
     pub(crate) fn close(&self) {
-        match self {
-            Self::One(server) => server.close(),
-            Self::Cluster(cluster) => cluster.map.close(),
-            Self::Quorum(quorum) => quorum.close(),
+        if let Self::Cluster(cluster) = self {
+            cluster.map.close();
         }
+        self.fixed().iter().for_each(|server| server.pool.close());
     }
 
     /// Turns a fault into the error for a caller that gives up.

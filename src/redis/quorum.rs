@@ -38,7 +38,7 @@ pub(crate) struct Quorum {
     /// The addresses of all servers, for messages.
     pub(super) label: String,
     /// The health of the majority, with one circuit breaker for all servers.
-    pub(super) health: ServerHealth,
+    pub(crate) health: ServerHealth,
     pub(super) command_timeout: Duration,
     names: Arc<Mutex<Names>>,
     dialers: ThreadGroup,
@@ -183,12 +183,6 @@ impl Quorum {
             was_sent: replies.answers > 0 || has_run,
             is_proposal: false,
         })
-    }
-
-    pub(crate) fn close(&self) {
-        for server in &self.servers {
-            server.close();
-        }
     }
 }
 

@@ -215,17 +215,13 @@ impl Server {
         }
     }
 
-    /// Records a failure that counts towards the circuit breaker.
-    pub(crate) fn count_failure(&self, cause: &Cause) {
-        self.failed_by(Some(cause), true);
-    }
-
     /// Records a failure that does not count towards the circuit breaker.
     pub(crate) fn failed(&self) {
         self.failed_by(None, false);
     }
 
-    pub(super) fn failed_by(&self, cause: Option<&Cause>, counts: bool) {
+    /// Records a failure, which may count towards the circuit breaker.
+    pub(crate) fn failed_by(&self, cause: Option<&Cause>, counts: bool) {
         if self.health.failed(cause, counts) {
             let cause = cause.map_or_else(String::new, |cause| format!(" ({cause})"));
             logging::warn!(
@@ -238,11 +234,6 @@ impl Server {
         self.pool.connector.failed();
     }
 
-    /// Returns why there is no connection to it.
-    pub(crate) fn why_not_connected(&self) -> Fault {
-        Fault::NotRun(self.pool.last_failure().cause)
-    }
-
     /// Returns a fault while the open breaker admits no call.
     pub(crate) fn admit(&self) -> Result<(), Fault> {
         self.health.admit(self.label()).map(drop)
@@ -250,14 +241,8 @@ impl Server {
 
     /// Sends a write that changes nothing. Succeeds if the server accepts writes, or if the user's
     /// permissions forbid this one. Another refusal is a failure.
-    pub(crate) fn probe(&self, probe: &Probe, until: Instant) -> Result<(), Fault> {
-        let answer = self.call_or_undo(probe.call(), until, Cap::Exempt, None);
-        self.probed(answer.map(drop))
-    }
-
-    /// Returns whether the server accepts writes, by what became of a probe.
-    pub(crate) fn probed(&self, end: Result<(), NodeFault>) -> Result<(), Fault> {
-        match end {
+    fn probe(&self, probe: &Probe, until: Instant) -> Result<(), Fault> {
+        match self.call_or_undo(probe.call(), until, Cap::Exempt, None) {
             // A node that passes the slot of the probe on answers, and says nothing about writes.
             Ok(_) | Err(NodeFault::Redirected(..) | NodeFault::NoScript) => Ok(()),
             Err(NodeFault::Fault(fault)) => {
@@ -282,11 +267,6 @@ impl Server {
         self.health.part(self.label(), latency)
     }
 
-    /// Retires the server: it owns no slot of its cluster any more.
-    pub(super) fn retire(&self) {
-        self.pool.retire();
-    }
-
     pub(crate) fn is_retired(&self) -> bool {
         self.pool.is_retired()
     }
@@ -294,10 +274,5 @@ impl Server {
     /// Returns how many connections to it are open.
     pub(crate) fn connections(&self) -> u64 {
         self.pool.connector.connections()
-    }
-
-    /// Closes the connections; those in use are closed when they are returned.
-    pub(super) fn close(&self) {
-        self.pool.close();
     }
 }

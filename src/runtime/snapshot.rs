@@ -17,14 +17,15 @@ impl Runtime {
         let [wait, hold, command] = self.histograms();
         let servers = self.all_servers();
         let open = servers.iter().filter(|server| server.health.is_open());
+        let quorum = self.deployment.quorum();
+        let is_shared_open = quorum.is_some_and(|quorum| quorum.health.is_open());
         Stats {
             totals: self.meters.counters.totals(),
             held,
             lingering,
             waiting,
             connections: servers.iter().map(|server| server.connections()).sum(),
-            open_breakers: open.count() as u64
-                + u64::from(self.deployment.has_open_shared_breaker()),
+            open_breakers: open.count() as u64 + u64::from(is_shared_open),
             renewal_lag: self.meters.lag(),
             wait: Latency::of(&wait),
             hold: Latency::of(&hold),

@@ -151,7 +151,7 @@ impl Cluster {
         for (n, master) in masters.into_iter().enumerate() {
             let now = Instant::now();
             let part = now.until(until) / (count - n) as u32;
-            match master.ping(now.after(part), Cap::Counted) {
+            match master.ping(now.after(part)) {
                 Ok(()) => return Ok(()),
                 Err(why) => fault = why.at(master.label()),
             }

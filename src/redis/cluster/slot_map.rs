@@ -266,7 +266,7 @@ impl SlotMap {
         let connector = Connector::to_server(address, cluster, &self.config);
         let server = Server::new(connector, &self.config, None);
         if self.is_closed() {
-            server.close();
+            server.pool.close();
         }
         Arc::new(server)
     }
@@ -317,7 +317,9 @@ impl SlotMap {
             let change = known.note(change, Instant::now());
             self.refreshed.notify_all();
             MutexGuard::unlocked(&mut known, || {
-                change.retired.iter().for_each(|server| server.retire());
+                for server in &change.retired {
+                    server.pool.retire();
+                }
                 if let Some(moved) = &change.moved {
                     self.notify(moved);
                 }
@@ -362,9 +364,7 @@ impl SlotMap {
     /// Closes the idle connections; those in use are closed when they are returned.
     pub(in crate::redis) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
-        for server in self.masters() {
-            server.close();
-        }
+        self.end_connecting();
         self.refreshed.notify_all();
     }
 }

@@ -398,7 +398,7 @@ fn count_failures(outcomes: &[Outcome]) {
         let is_asking =
             command.acquires().is_some() || matches!(command.what, What::Refresh { .. });
         if is_asking && !counted.iter().any(|known| Arc::ptr_eq(known, server)) {
-            server.count_failure(cause);
+            server.failed_by(Some(cause), true);
             counted.push(server);
         }
     }
