@@ -194,27 +194,22 @@ impl Answer {
 
     /// Reads the reply to an inspection; `None` if the script cannot give it.
     pub(super) fn read_holder(reply: Reply) -> Option<Self> {
-        let items = match reply {
-            Reply::Nil => return Some(Self::Holder(None)),
-            Reply::List(items) => items,
-            _ => return None,
-        };
-        let items = <[Reply; 3]>::try_from(items).ok()?;
+        if reply == Reply::Nil {
+            return Some(Self::Holder(None));
+        }
+        let items = <[Reply; 3]>::try_from(reply.into_list()?).ok()?;
         Some(Self::Holder(Some(read_inspected(items)?)))
     }
 
     /// Reads the reply to an inspection of a read-write lock; `None` if the script cannot give it.
     pub(super) fn read_holders(reply: Reply) -> Option<Self> {
-        let mut items = match reply {
-            Reply::Nil => {
-                return Some(Self::Holders {
-                    is_shared: false,
-                    holders: Vec::new(),
-                });
-            }
-            Reply::List(items) => items.into_iter(),
-            _ => return None,
-        };
+        if reply == Reply::Nil {
+            return Some(Self::Holders {
+                is_shared: false,
+                holders: Vec::new(),
+            });
+        }
+        let mut items = reply.into_list()?.into_iter();
         let first = read_inspected([items.next()?, items.next()?, items.next()?])?;
         let mut readers = Vec::new();
         while let Some(id) = items.next() {
@@ -239,12 +234,9 @@ fn read_inspected([value, ttl, token]: [Reply; 3]) -> Option<Holder> {
     let (Reply::Text(value), Reply::Int(ttl)) = (value, ttl) else {
         return None;
     };
-    let token = match token {
-        Reply::Nil => None,
-        // A foreign client may have written anything.
-        Reply::Text(digits) => FencingToken::parse(&digits),
-        _ => return None,
-    };
+    let digits = token.into_text_or_nil()?;
+    // A foreign client may have written anything.
+    let token = digits.and_then(|digits| FencingToken::parse(&digits));
     Some(Holder::new(value, read_pttl(ttl)?, token))
 }
 

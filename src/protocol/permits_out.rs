@@ -30,12 +30,9 @@ impl PermitsOut {
         let [out, token, holders @ ..] = &*items else {
             return None;
         };
-        let last_token = match token {
-            Reply::Nil => None,
-            // A foreign client may have written anything.
-            Reply::Text(digits) => FencingToken::parse(digits),
-            _ => return None,
-        };
+        let digits = token.clone().into_text_or_nil()?;
+        // A foreign client may have written anything.
+        let last_token = digits.and_then(|digits| FencingToken::parse(&digits));
         let (holders, rest) = holders.as_chunks();
         let read = |[member, left]: &[Reply; 2]| match (member, left.count()) {
             (Reply::Text(member), Some(left)) => {

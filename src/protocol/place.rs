@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::holder_id::HolderId;
 use crate::protocol::refusal::{RefusedName, read_detail};
-use crate::protocol::reply::{Reply, read_pttl};
+use crate::protocol::reply::{Reply, read_digits, read_pttl};
 use crate::token::FencingToken;
 
 /// How long, at most, a grant lasts without a renewal, and a place without a refresh. A waiter that
@@ -135,11 +135,9 @@ pub(crate) fn read_next(payload: &[u8]) -> Option<Next> {
     let mut words = payload
         .strip_prefix(b"next ")?
         .splitn(2, |byte| *byte == b' ');
-    let number = words.next()?;
-    let waiting = str::from_utf8(number).ok()?.parse().ok()?;
-    let is_number = number.iter().all(u8::is_ascii_digit) && (1..=100).contains(&waiting);
+    let waiting = read_digits(words.next()?)?;
     let id = words.next().filter(|id| !id.is_empty())?;
-    is_number.then(|| Next {
+    (1..=100).contains(&waiting).then(|| Next {
         first: HolderId::parse(id),
         waiting,
     })
@@ -153,9 +151,7 @@ pub(crate) fn entered_ms(place: &[u8]) -> Option<u64> {
     let mut words = place.split(|byte| *byte == b' ');
     let (entered, mark) = (words.nth(3)?, words.next()?);
     let is_mark = matches!(mark, [letter] if letter.is_ascii_lowercase());
-    let is_number = entered.iter().all(u8::is_ascii_digit);
-    let entered = str::from_utf8(entered).ok()?.parse().ok()?;
-    (is_mark && is_number).then_some(entered)
+    read_digits(entered).filter(|_| is_mark)
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! A reply as it came from a server.
 
+use std::str::FromStr;
 use std::time::Duration;
 
 use redis::ServerError;
@@ -29,10 +30,29 @@ impl Reply {
         }
     }
 
-    pub(super) fn into_list(self) -> Option<Vec<Self>> {
+    pub(crate) fn into_list(self) -> Option<Vec<Self>> {
         match self {
             Self::List(items) => Some(items),
             _ => None,
+        }
+    }
+
+    pub(crate) fn into_text(self) -> Option<Vec<u8>> {
+        match self {
+            Self::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    /// Returns a text, or `Some(None)` if there is none.
+    #[expect(
+        clippy::option_option,
+        reason = "there may be no text, and the reply may be malformed"
+    )]
+    pub(crate) fn into_text_or_nil(self) -> Option<Option<Vec<u8>>> {
+        match self {
+            Self::Nil => Some(None),
+            reply => reply.into_text().map(Some),
         }
     }
 
@@ -47,6 +67,12 @@ impl Reply {
     pub(crate) fn count(&self) -> Option<u64> {
         u64::try_from(self.int()?).ok()
     }
+}
+
+/// Reads a number from its decimal digits, without a sign.
+pub(crate) fn read_digits<T: FromStr>(digits: &[u8]) -> Option<T> {
+    let digits = digits.iter().all(u8::is_ascii_digit).then_some(digits)?;
+    str::from_utf8(digits).ok()?.parse().ok()
 }
 
 /// Reads a number from PTTL, or from a script that replies like it: -1 is a key without expiry, -2

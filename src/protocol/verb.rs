@@ -86,11 +86,7 @@ impl Verb {
                 let found = Refreshed::read(reply, places, is_shared);
                 found.map(|(places, refusal)| Answer::Places(places, refusal))
             }
-            Self::ReadFence => match reply {
-                Reply::Nil => Some(Answer::Fence(None)),
-                Reply::Text(digits) => Some(Answer::Fence(Some(digits))),
-                _ => None,
-            },
+            Self::ReadFence => reply.into_text_or_nil().map(Answer::Fence),
             Self::AddStats => matches!(reply, Reply::Int(1)).then_some(Answer::Done),
             Self::Count => reply.count().map(Answer::Count),
             Self::Asking => is_status(&reply, "OK").then_some(Answer::Done),

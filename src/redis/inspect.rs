@@ -13,7 +13,7 @@ use crate::protocol::keys::{Key, Keys};
 use crate::protocol::place::entered_ms;
 use crate::protocol::primitive::RedisQueue;
 use crate::protocol::probe::Probe;
-use crate::protocol::reply::Reply;
+use crate::protocol::reply::{Reply, read_digits};
 use crate::redis::Deployment;
 use crate::redis::conn::callers::Cap;
 use crate::redis::fault::NodeFault;
@@ -114,10 +114,7 @@ impl Deployment {
     ) -> Result<Option<u64>, Fault> {
         // Each read finds its own node: a migration moves one key after the other, and the new node
         // replies nil for a key that it does not have yet.
-        let read = |reply| match reply {
-            Reply::Nil => Some(None),
-            reply => read_text(reply).map(Some),
-        };
+        let read = Reply::into_text_or_nil;
         let text = |name, args: &[&[u8]]| self.read_on_primary(key, name, args, until, read);
         let Some(first) = text("LINDEX", &[queue.key(), b"0"])? else {
             return Ok(None);
@@ -230,34 +227,19 @@ impl Server {
 
 /// Reads the reply of TIME, in ms.
 fn read_time(reply: Reply) -> Option<u64> {
-    let Reply::List(items) = reply else {
-        return None;
-    };
-    let mut numbers = items.into_iter().map(|item| {
-        let digits = read_text(item)?;
-        str::from_utf8(&digits).ok()?.parse::<u64>().ok()
-    });
+    let items = reply.into_list()?.into_iter();
+    let mut numbers = items.map(|item| read_digits::<u64>(&item.into_text()?));
     let (seconds, micros) = (numbers.next()??, numbers.next()??);
     seconds.checked_mul(1_000)?.checked_add(micros / 1_000)
 }
 
 /// Reads a page of SCAN and the next cursor.
 pub(crate) fn read_page(reply: Reply) -> Option<(Vec<u8>, Vec<Vec<u8>>)> {
-    let Reply::List(items) = reply else {
-        return None;
-    };
-    let [Reply::Text(next), Reply::List(keys)] = <[Reply; 2]>::try_from(items).ok()? else {
-        return None;
-    };
+    let [next, keys] = <[Reply; 2]>::try_from(reply.into_list()?).ok()?;
+    let (next, keys) = (next.into_text()?, keys.into_list()?);
     // A cursor has up to 64 bits.
     let is_cursor = (1..=20).contains(&next.len()) && next.iter().all(u8::is_ascii_digit);
-    let keys = keys.into_iter().map(read_text).collect::<Option<_>>()?;
+    let keys = keys.into_iter().map(Reply::into_text);
+    let keys = keys.collect::<Option<_>>()?;
     is_cursor.then_some((next, keys))
-}
-
-fn read_text(reply: Reply) -> Option<Vec<u8>> {
-    match reply {
-        Reply::Text(text) => Some(text),
-        _ => None,
-    }
 }

@@ -69,9 +69,8 @@ impl Runtime {
     pub(crate) fn shared_totals(&self, until: Instant) -> Result<Totals, Fault> {
         let key = self.shared_stats.lock_keys.key(0);
         let [hash] = &*self.shared_stats.hash;
-        let read = |reply| shared_stats::read(&reply);
         self.deployment
-            .read_on_primary(key, "HGETALL", &[hash], until, read)
+            .read_on_primary(key, "HGETALL", &[hash], until, shared_stats::read)
     }
 
     /// Returns the server of the shared statistics' hash; with a quorum, the first server.

@@ -253,7 +253,10 @@ fn check_command(reply: &Reply, most: usize) {
         assert!(cursor.len() + keys.iter().map(Vec::len).sum::<usize>() <= most);
     }
     let is_list = matches!(reply, Reply::List(_));
-    assert!(is_list || shared_stats::read(reply).is_none(), "{reply:?}");
+    assert!(
+        is_list || shared_stats::read(reply.clone()).is_none(),
+        "{reply:?}"
+    );
 }
 
 fn check_undone(reply: &Reply, ids: usize) {

@@ -17,16 +17,10 @@ pub(crate) struct SlotLayout {
 impl SlotLayout {
     /// Reads the reply to CLUSTER SLOTS from the node at `asked`; `None` if it is malformed.
     pub(crate) fn read(answer: Reply, asked: &HostPort) -> Option<Self> {
-        let Reply::List(ranges) = answer else {
-            return None;
-        };
         let mut layout = Self::default();
         let mut slots = 0;
-        for range in ranges {
-            let Reply::List(fields) = range else {
-                return None;
-            };
-            let mut fields = fields.into_iter();
+        for range in answer.into_list()? {
+            let mut fields = range.into_list()?.into_iter();
             let first = number(&fields.next()?)?;
             let last = number(&fields.next()?)?;
             slots += u32::from(last.checked_sub(first)?) + 1;
@@ -66,19 +60,14 @@ impl SlotLayout {
 }
 
 fn number(reply: &Reply) -> Option<u16> {
-    match reply {
-        Reply::Int(n) => u16::try_from(*n).ok(),
-        _ => None,
-    }
+    u16::try_from(reply.count()?).ok()
 }
 
 /// Reads the host and port of a node; `None` if they are malformed.
 ///
 /// A node may report no host, or `?`. The host that was asked is then used.
 fn host_port(node: Reply, asked: &HostPort) -> Option<HostPort> {
-    let Reply::List(fields) = node else {
-        return None;
-    };
+    let fields = node.into_list()?;
     let port = number(fields.get(1)?).filter(|port| *port > 0)?;
     let host = match fields.first()? {
         Reply::Text(host) => String::from_utf8(host.clone()).ok()?,

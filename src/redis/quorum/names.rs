@@ -140,11 +140,7 @@ fn find_same(servers: &[Arc<Server>], key: &[u8], until: Instant) -> Option<Opti
     }
     let mut is_complete = true;
     for (n, server) in servers.iter().enumerate() {
-        let read = |reply| match reply {
-            Reply::Text(value) => Some(Some(value)),
-            Reply::Nil => Some(None),
-            _ => None,
-        };
+        let read = Reply::into_text_or_nil;
         let value = server.command("GET", &[key], by(servers.len() + n), Cap::Exempt, read);
         let value = value.ok().flatten();
         match value.and_then(|value| values.iter().position(|known| *known == value)) {

@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::logging;
 use crate::protocol::answer::Answer;
 use crate::protocol::keys::Keys;
-use crate::protocol::reply::Reply;
+use crate::protocol::reply::{Reply, read_digits};
 use crate::protocol::script::{ADD_STATS, Call};
 use crate::protocol::verb::Verb;
 use crate::redis::Fault;
@@ -116,10 +116,8 @@ impl SharedStats {
 
 /// Reads the totals from the hash. Unknown fields and values that are not numbers are skipped.
 /// Returns `None` if the reply is not a hash.
-pub(crate) fn read(reply: &Reply) -> Option<Totals> {
-    let Reply::List(items) = reply else {
-        return None;
-    };
+pub(crate) fn read(reply: Reply) -> Option<Totals> {
+    let items = reply.into_list()?;
     let (pairs, []) = items.as_chunks::<2>() else {
         return None;
     };
@@ -129,7 +127,7 @@ pub(crate) fn read(reply: &Reply) -> Option<Totals> {
             return None;
         };
         if let Some(field) = totals.field(name)
-            && let Some(count) = std::str::from_utf8(count).ok().and_then(|n| n.parse().ok())
+            && let Some(count) = read_digits(count)
         {
             *field = count;
         }
@@ -204,9 +202,9 @@ mod tests {
     fn unknown_fields_of_the_hash_are_skipped() {
         let text = |text: &str| Reply::Text(text.as_bytes().to_vec());
         let items = ["attempts", "7", "of others", "1", "refused", "many"].map(text);
-        let hash = |items: &[Reply]| read(&Reply::List(items.to_vec()));
+        let hash = |items: &[Reply]| read(Reply::List(items.to_vec()));
         assert_eq!(hash(&items), Some(totals(7)));
         assert_eq!(hash(&items[..5]), None);
-        assert_eq!(read(&Reply::Int(7)), None);
+        assert_eq!(read(Reply::Int(7)), None);
     }
 }
