@@ -15,7 +15,6 @@
 //! A command ends exactly once: answered, not run (its last byte was not written), or unknown. One
 //! whose script the server does not know ends, too: its owner decides whether it is sent again.
 
-mod line;
 mod link;
 mod request;
 
@@ -38,8 +37,7 @@ use crate::protocol::verb::Verb;
 use crate::redis::conn::connection::is_no_script;
 use crate::redis::conn::socket::timed_out;
 use crate::redis::fault::NodeFault;
-use crate::redis::pipeline::line::Line;
-use crate::redis::pipeline::link::Link;
+use crate::redis::pipeline::link::{Line, Link};
 pub(crate) use crate::redis::pipeline::request::{Ended, Job, Request};
 use crate::redis::server::Server;
 use crate::replicas::Replicas;

@@ -3,7 +3,7 @@
 use std::mem;
 use std::time::Duration;
 
-use redis::RedisError;
+use redis::{RedisError, RedisResult};
 
 use crate::cause::WAIT;
 use crate::clock::Instant;
@@ -12,10 +12,11 @@ use crate::error_reply::library_text;
 use crate::kernel::fault::Fault;
 use crate::logging;
 use crate::redis::conn::connection::Connection;
+use crate::redis::conn::output::Output;
 use crate::redis::conn::pool::{ConnectRequest, GetError, IsLent, Pool};
 use crate::redis::pipeline::Pipeline;
-use crate::redis::pipeline::line::Line;
 use crate::redis::pipeline::request::{Ended, Job};
+use crate::replicas::Replicas;
 use crate::wait_policy::Backoff;
 
 /// The pause between attempts to connect to a server of a quorum after a failure.
@@ -29,6 +30,38 @@ pub(super) enum Link {
         since: Instant,
     },
     Open(Box<Line>),
+}
+
+/// An open connection, with the commands that are packed for it.
+pub(super) struct Line {
+    pub(super) connection: Connection,
+    /// It is the last one of the pool.
+    pub(super) is_lent: IsLent,
+    pub(super) output: Output,
+    /// The WAIT behind the last batch, and when its reply began to be the next one.
+    pub(super) wait: Option<(Replicas, Instant)>,
+    /// The last turn has left replies in the buffer.
+    pub(super) has_more: bool,
+    /// The server has replied that it cannot serve now: nothing more is sent.
+    pub(super) is_rejected: bool,
+}
+
+impl Line {
+    pub(super) fn new(connection: Connection, is_lent: IsLent) -> Self {
+        Self {
+            connection,
+            is_lent,
+            output: Output::default(),
+            wait: None,
+            has_more: false,
+            is_rejected: false,
+        }
+    }
+
+    /// Writes as much as the socket takes.
+    pub(super) fn flush(&mut self) -> RedisResult<()> {
+        self.output.flush(&mut self.connection)
+    }
 }
 
 impl<J: Job> Pipeline<J> {
