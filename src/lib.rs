@@ -73,8 +73,6 @@ mod clock;
 mod config;
 mod connect_failure;
 mod credentials;
-#[cfg(feature = "tls")]
-mod date;
 mod error;
 mod error_reply;
 mod escape;
