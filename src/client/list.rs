@@ -1,24 +1,23 @@
 //! Lists the held locks, or the permits that are out, by scanning the keys of every server.
 
-mod key_scan;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::client::list::key_scan::KeyScan;
+use crate::cause::Rounded;
 use crate::client::query::query;
 use crate::clock::Instant;
 use crate::config::Config;
-use crate::error::Error;
+use crate::error::{Cause, Error};
 use crate::held::Held;
 use crate::holder::Holder;
-use crate::name::Name;
+use crate::name::{Name, shown};
 use crate::protocol::answer::Answer;
 use crate::protocol::keys::Keys;
 use crate::protocol::mutex::MutexKeys;
 use crate::protocol::permits_out::PermitsOut;
 use crate::protocol::primitive::Primitive;
+use crate::protocol::reply::read_digits;
 use crate::protocol::script::Call;
 use crate::protocol::semaphore::{self, SemaphoreKeys};
 use crate::redis::{Cap, Fault, NodeFault, Server};
@@ -26,6 +25,12 @@ use crate::runtime::Runtime;
 
 /// The most holders that an inspection of a semaphore returns.
 pub(crate) const MOST_HOLDERS: u32 = 10_000;
+
+/// How many keys a server examines for a page of a scan: it serves no other client meanwhile.
+const KEYS_PER_PAGE: usize = 1_000;
+
+/// How long the server may take for all pages. It sends a million keys in a few seconds.
+const LONGEST_SCAN: Duration = Duration::from_secs(600);
 
 /// How many names are inspected in one write.
 const NAMES_PER_WRITE: usize = 64;
@@ -204,7 +209,9 @@ fn each_page(
 }
 
 /// Calls `act` with each page of the keys of one server, the share of them that is scanned, and the
-/// time that the page took.
+/// time that the page took. Asks for fewer keys if a page is too large.
+///
+/// Fails if the scan does not end: a cursor comes twice in a row, or the pages take too long.
 fn each_page_of(
     runtime: &Runtime,
     server: &Server,
@@ -212,17 +219,54 @@ fn each_page_of(
     pattern: &[u8],
     mut act: impl FnMut(&[Vec<u8>], f64, Duration) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let mut scan = KeyScan::new();
+    let (mut cursor, mut count) = (b"0".to_vec(), KEYS_PER_PAGE);
+    let mut spent = Duration::ZERO;
     loop {
-        let keys = query(runtime, |until| scan.page(server, kind, pattern, until))?;
+        let mut asked = Instant::START;
+        let (next, keys) = query(runtime, |until| {
+            asked = Instant::now();
+            loop {
+                match server.scan(&cursor, kind, pattern, count, until) {
+                    Err(Fault::Unknown(cause)) if cause.is_too_large() && count > 1 => {
+                        count = count.div_ceil(10);
+                    }
+                    answer => return answer,
+                }
+            }
+        })?;
+        let took = asked.until(Instant::now());
+        spent += took;
+        let is_over = next == b"0";
+        if !is_over && (next == cursor || spent >= LONGEST_SCAN) {
+            return Err(runtime.deployment.unreachable(Cause::text(format!(
+                "SCAN does not end at {}: it is at cursor {} after {} of replies",
+                server.label(),
+                shown(&next),
+                Rounded(spent)
+            ))));
+        }
         let progress = match runtime.deployment.slot_map() {
-            Some(_) if !scan.is_over() => 0.0,
-            _ => scan.progress(),
+            Some(_) if !is_over => 0.0,
+            _ => progress(&next),
         };
-        act(&keys, progress, scan.latest())?;
-        if scan.is_over() {
+        act(&keys, progress, took)?;
+        if is_over {
             return Ok(());
         }
+        cursor = next;
+        count = (count * 2).min(KEYS_PER_PAGE);
+    }
+}
+
+/// Returns how much of the table of keys is scanned if this is the next cursor.
+///
+/// The cursor is a number whose bits are in reverse order: see
+/// <https://github.com/redis/redis/blob/7.0.15/src/dict.c#L846>. A node of a cluster adds the slot,
+/// so this is about a server that has all slots.
+fn progress(cursor: &[u8]) -> f64 {
+    match read_digits::<u64>(cursor) {
+        None | Some(0) => 1.0,
+        Some(cursor) => cursor.reverse_bits() as f64 / 2_f64.powi(64),
     }
 }
 
@@ -305,6 +349,16 @@ mod tests {
     fn patterns_escape_special_characters() {
         assert_eq!(glob(b"lock:a"), b"lock:a");
         assert_eq!(glob(b"[a]*?\\\xff"), b"\\[a\\]\\*\\?\\\\\xff");
+    }
+
+    #[test]
+    fn progress_is_read_from_the_cursor() {
+        // The cursors of a scan over a table of eight places, in their order.
+        let cursors = ["4", "2", "6", "1", "5", "3", "7", "0"];
+        assert_eq!(
+            cursors.map(|cursor| progress(cursor.as_bytes())),
+            [1, 2, 3, 4, 5, 6, 7, 8].map(|n| f64::from(n) / 8.0)
+        );
     }
 
     #[test]
