@@ -1,4 +1,4 @@
-//! Sends a script to one server and returns its reply or a fault.
+//! Sends scripts to one server and returns their replies or faults.
 
 use redis::RedisResult;
 
@@ -164,6 +164,45 @@ impl Server {
         }
         let until = Instant::now().after(self.command_timeout()).min(until);
         Ok((answer, Some(connection.answer_to(until, Verb::Count)?)))
+    }
+
+    /// Sends all `calls`, which only read, in one write, and returns their replies in order.
+    ///
+    /// A call that this server has not run, because it redirects it or does not know the script,
+    /// is left to the caller.
+    pub(crate) fn read_all(
+        &self,
+        calls: &[Call<'_>],
+        until: Instant,
+    ) -> Result<Vec<Result<Answer, NodeFault>>, Fault> {
+        let mut pooled = self.acquire_connection(until, Cap::Counted, false)?;
+        let sent = Instant::now();
+        let by = sent.after(self.command_timeout()).min(until);
+        let connection = pooled.connection();
+        let mut trip = || {
+            connection.write(by, |buffer| {
+                calls.iter().for_each(|call| call.pack_by_sha(buffer));
+            })?;
+            let replies = calls.iter().map(|call| connection.answer_to(by, call.verb));
+            replies.collect::<RedisResult<Vec<_>>>()
+        };
+        let replies = match trip() {
+            Ok(replies) => replies,
+            Err(error) => {
+                let name = calls.first().map_or("", |call| call.script.name);
+                return Err(self.no_answer(error, sent, until, name, true, false));
+            }
+        };
+        let answers = replies.into_iter().zip(calls).map(|(reply, call)| {
+            if is_no_script(&reply) {
+                return Err(NodeFault::NoScript);
+            }
+            reply.map_err(|error| self.node_fault(call, &error))
+        });
+        let answers: Vec<_> = answers.collect();
+        let not_served = answers.iter().find_map(NodeFault::not_served_in);
+        self.settle(pooled, sent, not_served, false);
+        Ok(answers)
     }
 
     /// Returns an error if too few replicas acknowledged a script, by the reply to WAIT.

@@ -1,6 +1,5 @@
 //! The servers that keep the locks: one server, a cluster or a quorum, behind one interface.
 
-pub(crate) mod batch;
 pub(crate) mod breaker;
 pub(crate) mod call;
 pub(crate) mod cluster;

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use crate::clock::Instant;
-use crate::config::OnLost;
 use crate::kernel::Kernel;
 use crate::kernel::command::Command;
 use crate::kernel::effects::{Discard, Effects, Renewal, Told};
@@ -103,7 +102,7 @@ impl Runtime {
     fn tell_loss(&self, told: &Told) {
         let (lease, lost) = (&told.lease, told.lost);
         if let Some(on_lost) = told.on_lost.clone() {
-            self.callbacks.run(call(on_lost, lost));
+            self.callbacks.run(Box::new(move || on_lost(&lost)));
         }
         logging::warn!(
             name:% = lease.lock, holder:% = lease.id.short(), token = told.token.value(),
@@ -185,8 +184,4 @@ impl Runtime {
             );
         }
     }
-}
-
-fn call(on_lost: Arc<OnLost>, lost: crate::lost::Lost) -> Box<dyn FnOnce() + Send> {
-    Box::new(move || on_lost(&lost))
 }

@@ -188,11 +188,6 @@ impl Runtime {
         })
     }
 
-    /// Returns whether the servers that answer have the only copies of the keys.
-    pub(in crate::runtime) fn has_only_copies(&self) -> bool {
-        !self.deployment.may_fail_over() && !self.deployment.is_quorum()
-    }
-
     /// Checks the leases, the places and the recent releases of locks that moved to other servers:
     /// the last writes of the old servers may be missing there.
     fn follow(&self, is_moved: &dyn Fn(&dyn Primitive) -> bool) {

@@ -93,7 +93,8 @@ impl Cluster {
                         // needs the lock key alone, which is on one of the nodes.
                         Some(without) => call = without,
                         None => {
-                            pause(tries, until);
+                            let left = Instant::now().until(until);
+                            sleep(TRY_AGAIN.pause(tries).min(left));
                             tries += 1;
                         }
                     }
@@ -199,10 +200,6 @@ impl Cluster {
         };
         Ok(ask(&next, asking)?)
     }
-}
-
-fn pause(tries: u32, until: Instant) {
-    sleep(TRY_AGAIN.pause(tries).min(Instant::now().until(until)));
 }
 
 fn ran_twice() -> Fault {

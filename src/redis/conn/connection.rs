@@ -7,9 +7,9 @@ use std::time::Duration;
 use redis::{RedisError, RedisResult, ServerError};
 
 use super::reader::{Limit, Reader};
-use super::socket::{timed_out, wait_to_read};
+use super::socket::{timed_out, wait_for_sockets};
 use super::stream::{Deadlines, Stream};
-use crate::clock::Instant;
+use crate::clock::{Instant, nap};
 use crate::error_reply::{Meaning, meaning, takes_no_writes};
 use crate::protocol::answer::Answer;
 use crate::protocol::redirect::Redirect;
@@ -115,9 +115,11 @@ impl Connection {
     pub(crate) fn answer(&mut self, until: Instant) -> RedisResult<Reply> {
         loop {
             match self.receive(until)? {
+                // While a peer keeps sending, no read times out.
+                Reply::Push(_) if Instant::now() >= until => return Err(timed_out().into()),
                 // In RESP3 a server may push values that were not requested: they must not be taken
                 // for a reply.
-                Reply::Push(_) => ensure_left(until)?,
+                Reply::Push(_) => {}
                 answer => return Ok(answer),
             }
         }
@@ -306,17 +308,9 @@ impl AsFd for Connection {
 /// Waits until one of the connections may have something to read, and returns which of them are
 /// ready. Returns at `until` at the latest, and possibly earlier although none is ready.
 pub(crate) fn wait_for_any(connections: &[&Connection], until: Instant) -> RedisResult<Vec<bool>> {
-    let sockets = connections.iter().map(|connection| connection.as_fd());
-    Ok(wait_to_read(sockets, until)?)
-}
-
-/// Fails if `until` has passed. While a peer keeps sending, no read times out, so loops over
-/// replies check the deadline.
-fn ensure_left(until: Instant) -> RedisResult<()> {
-    if Instant::now() >= until {
-        return Err(timed_out().into());
-    }
-    Ok(())
+    let sockets = connections.iter();
+    let sockets = sockets.map(|connection| (connection.as_fd(), false));
+    Ok(wait_for_sockets(sockets, Some(nap(Instant::now(), until)))?)
 }
 
 /// Returns whether the server lacks the script of a call: then nothing ran, so the call may be sent

@@ -224,17 +224,6 @@ fn wait(socket: &OwnedFd, what: PollFlags, left: Duration) -> io::Result<()> {
     )
 }
 
-/// Waits until one of the sockets can be read, or until `until`; may return earlier. Returns which
-/// of them are ready.
-#[expect(single_use_lifetimes, reason = "unstable without the name")]
-pub(super) fn wait_to_read<'a>(
-    sockets: impl Iterator<Item = BorrowedFd<'a>>,
-    until: Instant,
-) -> io::Result<Vec<bool>> {
-    let left = nap(Instant::now(), until);
-    wait_for_sockets(sockets.map(|socket| (socket, false)), Some(left))
-}
-
 /// Waits until one of the sockets can be read, or written if that is wanted, for at most `left` if
 /// that is given. Returns which of them are ready.
 #[expect(single_use_lifetimes, reason = "unstable without the name")]

@@ -58,6 +58,7 @@ struct EngineLoop<'a> {
 struct Servers<'a> {
     deployment: &'a Deployment,
     pipes: &'a Pipes,
+    /// The servers that answer have the only copies of the keys.
     is_final: bool,
 }
 
@@ -111,10 +112,11 @@ impl Route for Servers<'_> {
 }
 
 fn servers<'a>(runtime: &'a Runtime, pipes: &'a Pipes) -> Servers<'a> {
+    let deployment = &runtime.deployment;
     Servers {
-        deployment: &runtime.deployment,
+        deployment,
         pipes,
-        is_final: runtime.has_only_copies(),
+        is_final: !deployment.may_fail_over() && !deployment.is_quorum(),
     }
 }
 
@@ -218,7 +220,10 @@ impl<'a> EngineLoop<'a> {
         } in outgoing
         {
             let server = self.runtime.server(server, &command);
-            if let Err(open) = admit(&server, &command) {
+            // The open breaker of the server may admit no acquiring command now.
+            if command.acquires().is_some()
+                && let Err(open) = server.admit()
+            {
                 self.runtime.deployment.suspect();
                 self.end(ticket, &command, Err(open), now);
                 continue;
@@ -373,14 +378,6 @@ impl<'a> EngineLoop<'a> {
         let (_, ready) = wake.wait(self.pipes.sockets(), left, "engine");
         wake.drain();
         self.pipes.note_ready(ready);
-    }
-}
-
-/// Returns a fault if the server's open breaker admits no acquiring command now.
-fn admit(server: &Server, command: &Command) -> Result<(), Fault> {
-    match command.acquires() {
-        Some(_) => server.admit(),
-        None => Ok(()),
     }
 }
 

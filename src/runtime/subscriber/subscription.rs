@@ -72,7 +72,7 @@ impl Runtime {
         if table.get(name).is_some_and(|wanted| wanted.change < change)
             && let Some(wanted) = table.remove(name)
         {
-            wanted.end(name);
+            end(name, wanted.at);
         }
     }
 
@@ -150,10 +150,6 @@ impl Wanted {
                 });
             }
         }
-    }
-
-    fn end(self, name: &Name) {
-        end(name, self.at);
     }
 }
 
