@@ -192,7 +192,7 @@ impl RwLockWriteGuard {
     /// ```
     pub fn downgrade(self) -> RwLockReadGuard {
         let Self { lease, reader } = self;
-        lease.downgrade(reader);
+        lease.downgrade(&reader);
         RwLockReadGuard { lease }
     }
 }

@@ -7,14 +7,13 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, bounded};
 
 use crate::client::acquire::Acquired;
-use crate::client::release::{keep_until, release};
-use crate::client::renew::{downgrade, ensure_held, listen, renew, set_ttl, status};
+use crate::client::renew::Holding;
 use crate::client::shutdown::{Core, stop};
 use crate::clock::Instant;
 use crate::error::Error;
 use crate::holder_id::HolderId;
 use crate::kernel::held::HeldLease;
-use crate::kernel::lease::LeaseStatus;
+use crate::kernel::lease::{LeaseStatus, Wanted};
 use crate::lost::Lost;
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;
@@ -226,7 +225,7 @@ impl Lease {
     /// any lock.
     fn status(&self) -> Result<LeaseStatus, Error> {
         self.check_process()?;
-        Ok(status(self.runtime(), &self.hold, self.token))
+        Ok(self.holding().status())
     }
 
     fn check_process(&self) -> Result<(), Error> {
@@ -251,7 +250,7 @@ impl Lease {
     /// a fork of the process that holds it.
     pub fn ensure_held(&self) -> Result<(), Error> {
         self.check_process()?;
-        ensure_held(self.runtime(), &self.hold, self.token)
+        self.holding().ensure_held()
     }
 
     /// Returns a channel that receives one message when the lock is lost, for use with `select!`.
@@ -284,7 +283,7 @@ impl Lease {
             let _ = sender.try_send(Lost::Forked);
             return receiver;
         }
-        listen(self.runtime(), &self.hold, self.token)
+        self.holding().listen()
     }
 
     /// Renews the lease for the full ttl, now. Returns within the command timeout.
@@ -308,7 +307,7 @@ impl Lease {
     pub fn renew(&self) -> Result<(), Error> {
         self.check_process()?;
         let deadline = self.deadline(Instant::now());
-        renew(self.runtime(), &self.hold, self.token, deadline)
+        self.holding().operate(Wanted::Renew, deadline)
     }
 
     /// Sets the lease's ttl, for now and for later renewals.
@@ -339,7 +338,7 @@ impl Lease {
     ///     this client.
     pub fn set_ttl(&self, ttl: Duration) -> Result<(), Error> {
         self.check_process()?;
-        set_ttl(self.runtime(), &self.hold, self.token, ttl)
+        self.holding().set_ttl(ttl)
     }
 
     /// Ends the lease of this guard, but leaves the lock taken until `at_least` after the grant.
@@ -386,14 +385,8 @@ impl Lease {
         let now = Instant::now();
         let end = self.hold.since().unwrap_or(now).after(at_least);
         match end <= now {
-            true => release(
-                self.runtime(),
-                &self.hold,
-                self.token,
-                now,
-                self.deadline(now),
-            ),
-            false => keep_until(self.runtime(), &self.hold, self.token, end),
+            true => self.holding().release(now, self.deadline(now)),
+            false => self.holding().keep_until(end),
         }
     }
 
@@ -402,14 +395,22 @@ impl Lease {
         &core.expect("only `drop` takes it").runtime
     }
 
+    fn holding(&self) -> Holding<'_> {
+        Holding {
+            runtime: self.runtime(),
+            lease: &self.hold,
+            token: self.token,
+        }
+    }
+
     fn deadline(&self, now: Instant) -> Instant {
         now.after(self.runtime().deployment.command_timeout())
     }
 
     /// Makes the holder a reader. Does nothing in a child of the process that holds the lock.
-    pub(super) fn downgrade(&self, reader: Arc<dyn Primitive>) {
+    pub(super) fn downgrade(&self, reader: &Arc<dyn Primitive>) {
         if self.check_process().is_ok() {
-            downgrade(self.runtime(), &self.hold, self.token, reader);
+            self.holding().downgrade(reader);
         }
     }
 
@@ -423,7 +424,7 @@ impl Lease {
         let now = Instant::now();
         let deadline = self.deadline(now);
         self.release_by = Some(deadline);
-        release(self.runtime(), &self.hold, self.token, now, deadline)
+        self.holding().release(now, deadline)
     }
 
     /// Formats the lease under the name of the type that contains it.
