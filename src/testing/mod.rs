@@ -106,6 +106,7 @@
 //! [`error`], [`lost`](mod@lost) and [`fencing_token`] make the values that a double of the
 //! program's own traits returns, without any server.
 
+mod clients;
 mod commands;
 mod connection;
 mod database;
