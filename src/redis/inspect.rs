@@ -16,7 +16,6 @@ use crate::protocol::probe::Probe;
 use crate::protocol::reply::{Reply, read_digits};
 use crate::redis::Deployment;
 use crate::redis::conn::callers::Cap;
-use crate::redis::fault::NodeFault;
 use crate::redis::server::Server;
 use crate::token::FencingToken;
 
@@ -67,13 +66,9 @@ impl Deployment {
         keys: &Keys,
         until: Instant,
     ) -> Result<Option<FencingToken>, Fault> {
-        let quorum = match self {
-            Self::One(server) => return Ok(server.last_token(keys, until, false)?),
-            Self::Cluster(cluster) => {
-                let ask = |server: &Server, asking| server.last_token(keys, until, asking);
-                return cluster.ask_owner(keys.key(0).slot(), until, ask);
-            }
-            Self::Quorum(quorum) => quorum,
+        let Self::Quorum(quorum) = self else {
+            let answer = self.call(keys.last_token(), until, Cap::Counted);
+            return read_token(answer, &self.primary_owner_of(keys.key(0)), keys);
         };
         let (mut highest, mut answered) = (None, 0);
         let mut fault = Fault::NotRun(Cause::text("no server was asked"));
@@ -81,12 +76,15 @@ impl Deployment {
             // A server that hangs must leave time for the others.
             let now = Instant::now();
             let part = now.until(until) / (quorum.size.all - n) as u32;
-            match server.last_token(keys, now.after(part), false) {
+            let end = now.after(part);
+            let answer = server.call_or_undo(keys.last_token(), end, Cap::Counted, None);
+            let answer = answer.map(|(answer, _)| answer);
+            match read_token(answer.map_err(Fault::from), server, keys) {
                 Ok(token) => {
                     highest = highest.max(token);
                     answered += 1;
                 }
-                Err(why) => fault = Fault::from(why).at(server.label()),
+                Err(why) => fault = why.at(server.label()),
             }
         }
         match answered < quorum.size.needed {
@@ -192,36 +190,31 @@ impl Server {
         ];
         self.command("SCAN", &args, until, Cap::Counted, read_page)
     }
+}
 
-    fn last_token(
-        &self,
-        keys: &Keys,
-        until: Instant,
-        asking: bool,
-    ) -> Result<Option<FencingToken>, NodeFault> {
-        let bad = || {
-            Fault::Rejected(Error::BadFence {
-                server: self.label().to_owned(),
+/// Reads the last fencing token of a lock from the answer of `server`.
+fn read_token(
+    answer: Result<Answer, Fault>,
+    server: &Server,
+    keys: &Keys,
+) -> Result<Option<FencingToken>, Fault> {
+    let fence = match answer {
+        Ok(Answer::Fence(fence)) => fence,
+        Ok(_) => None,
+        // No digits are a bad fence, too.
+        Err(Fault::Rejected(Error::WrongType { .. })) => Some(Vec::new()),
+        Err(fault) => return Err(fault),
+    };
+    match fence.as_deref() {
+        // A counter of 0 is valid but no token: the scripts continue from it.
+        None | Some(b"0") => Ok(None),
+        Some(digits) => match FencingToken::parse(digits) {
+            Some(token) => Ok(Some(token)),
+            None => Err(Fault::Rejected(Error::BadFence {
+                server: server.label().to_owned(),
                 key: shown(keys.fence()),
-            })
-        };
-        let call = keys.last_token().asking(asking);
-        let fence = match self.call_or_undo(call, until, Cap::Counted, None) {
-            Ok((Answer::Fence(fence), _)) => fence,
-            Ok(_) => None,
-            Err(NodeFault::Fault(Fault::Rejected(Error::WrongType { .. }))) => {
-                return Err(bad().into());
-            }
-            Err(fault) => return Err(fault),
-        };
-        match fence.as_deref() {
-            // A counter of 0 is valid but no token: the scripts continue from it.
-            None | Some(b"0") => Ok(None),
-            Some(digits) => match FencingToken::parse(digits) {
-                Some(token) => Ok(Some(token)),
-                None => Err(bad().into()),
-            },
-        }
+            })),
+        },
     }
 }
 

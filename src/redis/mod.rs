@@ -114,13 +114,12 @@ impl Deployment {
         }
     }
 
-    /// Returns the known owners of a name, and how many of them decide.
-    pub(crate) fn owners_of(&self, key: Key<'_>) -> (Vec<Arc<Server>>, Majority) {
-        let servers = match self {
+    /// Returns the known owners of a name.
+    pub(crate) fn owners_of(&self, key: Key<'_>) -> Vec<Arc<Server>> {
+        match self {
             Self::Quorum(quorum) => quorum.servers.clone(),
             Self::One(_) | Self::Cluster(_) => vec![self.primary_owner_of(key)],
-        };
-        (servers, self.size())
+        }
     }
 
     /// Returns the server for data that is stored on one server only: over a quorum, the first.
@@ -252,7 +251,7 @@ impl Deployment {
         ignored: &IgnoredRelease,
     ) {
         for part in keys.parts() {
-            for owner in self.owners_of(part.key(0)).0 {
+            for owner in self.owners_of(part.key(0)) {
                 owner.note_ignored_release(start, ignored);
             }
         }

@@ -111,13 +111,11 @@ impl Pipes {
 
     /// Ends all acquiring commands and refreshes: the client is closed.
     pub(in crate::runtime) fn end_asking(&mut self, now: Instant) -> Vec<Outcome> {
-        let (mut outcomes, mut ended) = (Vec::new(), Vec::new());
-        for pipe in self.all.iter_mut().filter(|pipe| pipe.is_asking) {
-            pipe.pipeline.abort(now, &mut ended);
-            let server = &pipe.pipeline.server;
-            outcomes.extend(ended.drain(..).map(|ended| outcome(server, ended)));
-        }
-        outcomes
+        self.end(|pipe, ended| {
+            if pipe.is_asking {
+                pipe.pipeline.abort(now, ended);
+            }
+        })
     }
 
     /// Ends the commands that are not written and not `wanted` any more.
@@ -126,10 +124,14 @@ impl Pipes {
         now: Instant,
         wanted: impl Fn(&Work) -> bool,
     ) -> Vec<Outcome> {
+        let wanted = |sending: &Sending| wanted(&sending.work);
+        self.end(|pipe, ended| pipe.pipeline.drop_queued(now, wanted, ended))
+    }
+
+    fn end(&mut self, end: impl Fn(&mut Pipe, &mut Vec<Ended<Sending>>)) -> Vec<Outcome> {
         let (mut outcomes, mut ended) = (Vec::new(), Vec::new());
         for pipe in &mut self.all {
-            let wanted = |sending: &Sending| wanted(&sending.work);
-            pipe.pipeline.drop_queued(now, wanted, &mut ended);
+            end(pipe, &mut ended);
             let server = &pipe.pipeline.server;
             outcomes.extend(ended.drain(..).map(|ended| outcome(server, ended)));
         }

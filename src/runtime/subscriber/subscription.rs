@@ -140,7 +140,7 @@ impl Wanted {
         let keys = self.lock.keys();
         for n in 0..keys.names.len() {
             let key = keys.key(n);
-            for server in runtime.deployment.owners_of(key).0 {
+            for server in runtime.deployment.owners_of(key) {
                 let endpoint = runtime.endpoints.of(&server);
                 let since = endpoint.subscriber.add_user(key.channel, name, &self.lock);
                 live.extend(since.map(|since| (Arc::clone(&endpoint), since)));
