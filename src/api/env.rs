@@ -77,7 +77,8 @@ fn builder(
     builder = tls(builder, &text, had_source)?;
     for (name, set) in DURATIONS {
         if let Some(value) = text(name)? {
-            let value = millis(name, &value)?;
+            let value = parsed(name, &value, "a whole number of milliseconds")?;
+            let value = Duration::from_millis(value);
             // Checked without the other settings, so that an error can only be about this variable.
             checked(name, set(ClientBuilder::default(), value).check_values())?;
             builder = set(builder, value);
@@ -309,10 +310,6 @@ fn split_port(host: &str) -> (&str, Option<&str>) {
         }
         _ => (host, None),
     }
-}
-
-fn millis(name: &str, value: &str) -> Result<Duration, Error> {
-    parsed(name, value, "a whole number of milliseconds").map(Duration::from_millis)
 }
 
 fn parsed<T: FromStr>(name: &str, value: &str, what: &str) -> Result<T, Error> {

@@ -22,7 +22,8 @@ const BUSY: Duration = Duration::from_millis(250);
 pub(super) struct Breaker {
     /// Consecutive failures that open it; zero disables it.
     after: u32,
-    failures: u32,
+    /// How many calls in a row have failed.
+    pub(super) failures: u32,
     /// When the next call may start; `None` while it is closed.
     next: Option<Instant>,
     /// An admitted call is on its way.
@@ -72,11 +73,6 @@ impl Breaker {
     pub(super) fn succeeded(&mut self) -> bool {
         self.failures = 0;
         self.next.take().is_some()
-    }
-
-    /// The number of consecutive failures.
-    pub(super) fn failures(&self) -> u32 {
-        self.failures
     }
 
     pub(super) fn is_open(&self) -> bool {

@@ -68,7 +68,7 @@ impl ServerHealth {
         admitted.map(admission).map_err(|retry_in| {
             Fault::Open(Box::new(OpenCircuit {
                 server: server.to_owned(),
-                failures: detail.breaker.failures(),
+                failures: detail.breaker.failures,
                 // A breaker opens only on a failure that has a cause.
                 last: detail
                     .last_error

@@ -101,20 +101,17 @@ pub(super) fn check_query(query: &str, known: &[&str]) -> Result<(), String> {
             let is_plain = name
                 .chars()
                 .all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
-            let parameter = if may_be_secret || !has_value || !is_plain {
-                "(not repeated here: it may be a piece of a password; \
-                 write ? as %3F, & as %26 and @ as %40)"
-                    .into()
-            } else {
-                format!("`{name}`")
+            let parameter = match parameter_advice(name) {
+                _ if may_be_secret || !has_value || !is_plain => {
+                    "(not repeated here: it may be a piece of a password; \
+                     write ? as %3F, & as %26 and @ as %40)"
+                        .into()
+                }
+                Some(advice) => format!("`{name}`: {advice}"),
+                None => format!("`{name}`"),
             };
-            let advice = match parameter.starts_with('`') {
-                true => parameter_advice(name),
-                false => None,
-            };
-            let advice = advice.map_or_else(String::new, |advice| format!(": {advice}"));
             return Err(format!(
-                "unknown parameter {parameter}{advice}; this kind of URL has: {}",
+                "unknown parameter {parameter}; this kind of URL has: {}",
                 known.join(", ")
             ));
         }
