@@ -9,7 +9,8 @@ use crate::runtime::Runtime;
 /// it, or has not replied.
 ///
 /// The first call may have failed because its pooled connection was dead already. Only a second
-/// failure says anything about Redis. Both calls share the deadline.
+/// failure says anything about Redis. Both calls share the deadline. If the client is shut down
+/// meanwhile, fails with [`Error::Closed`].
 pub(crate) fn query<T>(
     runtime: &Runtime,
     mut ask: impl FnMut(Instant) -> Result<T, Fault>,
@@ -20,5 +21,8 @@ pub(crate) fn query<T>(
         Err(Fault::NotRun(_) | Fault::Unknown(_)) if Instant::now() < until => ask(until),
         answer => answer,
     };
-    answer.map_err(|fault| runtime.deployment.error(fault))
+    answer.map_err(|fault| match runtime.is_closed() {
+        true => Error::Closed,
+        false => runtime.deployment.error(fault),
+    })
 }

@@ -16,7 +16,8 @@ use crate::protocol::probe::Probe;
 use crate::redis::conn::callers::Cap;
 use crate::redis::conn::connection::Connection;
 use crate::redis::conn::connector::Connector;
-use crate::redis::conn::pool::{GetError, Pool, PooledConnection};
+use crate::redis::conn::dial::ConnectError;
+use crate::redis::conn::pool::{Pool, PooledConnection};
 use crate::redis::fault::NodeFault;
 use crate::redis::health::ServerHealth;
 use crate::stats::Histogram;
@@ -137,24 +138,20 @@ impl Server {
     /// Returns why a call that wanted a connection from `asked` until `until` did not get one.
     pub(super) fn not_connected(
         &self,
-        refusal: GetError,
+        refusal: ConnectError,
         asked: Instant,
         until: Instant,
         is_write: bool,
     ) -> Fault {
-        match refusal {
+        if refusal.cause.is_of_client() {
             // The client ran out of connections, which says nothing about the server.
-            GetError::NotYet(error) if error.cause.is_of_client() => Fault::NotRun(error.cause),
-            GetError::NotYet(connect_error) => {
-                let is_silence = connect_error.cause.is_silence();
-                let counts =
-                    connect_error.is_servers_fault || is_silence && self.had_time(asked, until);
-                // Other calls use the connections that the server has accepted.
-                let counts = counts && is_write && !self.pool.has_connection();
-                self.connect_error(connect_error, counts)
-            }
-            GetError::Never(error) => Fault::Rejected(error),
+            return Fault::NotRun(refusal.cause);
         }
+        let is_silence = refusal.cause.is_silence();
+        let counts = refusal.is_servers_fault || is_silence && self.had_time(asked, until);
+        // Other calls use the connections that the server has accepted.
+        let counts = counts && is_write && !self.pool.has_connection();
+        self.connect_error(refusal, counts)
     }
 
     /// Returns a connection outside of the pool, for a thread that keeps it. Leaves the pool its

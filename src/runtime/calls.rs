@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use crate::clock::Instant;
-use crate::error::{Cause, Error};
 use crate::kernel::command::{Attempt, Command, Inbox, What};
 use crate::protocol::answer::Answer;
 use crate::protocol::primitive::Reached;
@@ -77,11 +76,6 @@ impl Runtime {
         if !has_ended {
             let (answer, sent) = match outcome {
                 Ok((answer, sent)) => (Ok(answer), sent),
-                // The pool is closed: nothing was sent.
-                Err(Fault::Rejected(Error::Closed)) => (
-                    Err(Fault::NotRun(Cause::text("the client was shut down"))),
-                    start,
-                ),
                 Err(fault) => (Err(fault), start),
             };
             // Without a connection, an undo is only sent by the engine.

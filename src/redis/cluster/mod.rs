@@ -93,8 +93,7 @@ impl Cluster {
                         // needs the lock key alone, which is on one of the nodes.
                         Some(without) => call = without,
                         None => {
-                            let left = Instant::now().until(until);
-                            sleep(TRY_AGAIN.pause(tries).min(left));
+                            sleep(TRY_AGAIN.pause(tries).min(Instant::now().until(until)));
                             tries += 1;
                         }
                     }

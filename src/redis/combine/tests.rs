@@ -13,7 +13,7 @@ use crate::protocol::verb::Verb;
 use crate::redis::conn::callers::{Cap, this_thread};
 use crate::redis::conn::combined_call::{CombinedCall, Delivery, Write};
 use crate::redis::conn::connector::Connector;
-use crate::redis::conn::pool::{GetError, Pool, PooledConnection};
+use crate::redis::conn::pool::{Pool, PooledConnection};
 use crate::url::Address;
 
 /// Longer than anything here takes. A call that nobody serves waits this long.
@@ -39,8 +39,7 @@ fn pool_of(listener: &TcpListener, cap: usize) -> Arc<Pool> {
 fn connection(pool: &Arc<Pool>) -> PooledConnection<'_> {
     match pool.acquire_connection(Instant::now().after(LONG), Cap::Counted) {
         Ok(pooled) => pooled,
-        Err(GetError::NotYet(why)) => panic!("{}", why.cause),
-        Err(GetError::Never(error)) => panic!("{error}"),
+        Err(why) => panic!("{}", why.cause),
     }
 }
 

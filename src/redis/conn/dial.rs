@@ -72,7 +72,7 @@ pub(super) struct Dialing {
     /// is not flooded.
     not_before: Option<Instant>,
     /// The last failure, until a connection is made or another server takes over.
-    failure: Option<ConnectError>,
+    pub(super) failure: Option<ConnectError>,
     /// How many attempts have failed in all.
     pub(super) failed_times: u64,
 }
@@ -151,11 +151,6 @@ impl Dialing {
         self.failures = self.failures.saturating_add(1);
         self.failure = Some(failure);
         self.failed_times += 1;
-    }
-
-    /// Returns the last failure, unless a connection was made or another server took over since.
-    pub(super) fn failure(&self) -> Option<&ConnectError> {
-        self.failure.as_ref()
     }
 }
 

@@ -21,7 +21,7 @@ use std::task::Waker;
 use std::thread;
 
 use crate::clock::{Instant, nap};
-use crate::error::{Cause, Error};
+use crate::error::Cause;
 use crate::redis::conn::callers::{Cap, Number, this_thread};
 use crate::redis::conn::combined_call::Delivery;
 use crate::redis::conn::connection::Connection;
@@ -58,13 +58,6 @@ pub(crate) struct ConnectRequest {
     failed_before: u64,
 }
 
-/// Why a caller got no connection.
-pub(crate) enum GetError {
-    /// No connection could be made, or none was available in time.
-    NotYet(ConnectError),
-    Never(Error),
-}
-
 impl Pool {
     pub(crate) fn new(connector: Connector, cap: usize) -> Self {
         Self {
@@ -83,7 +76,7 @@ impl Pool {
         self: &Arc<Self>,
         until: Instant,
         cap_rule: Cap,
-    ) -> Result<PooledConnection<'_>, GetError> {
+    ) -> Result<PooledConnection<'_>, ConnectError> {
         let mut state = self.state.lock();
         let mut number = None;
         let pooled = self.get_with(&mut state, until, cap_rule, &mut number);
@@ -108,30 +101,31 @@ impl Pool {
         until: Instant,
         cap_rule: Cap,
         number: &mut Option<Number>,
-    ) -> Result<PooledConnection<'_>, GetError> {
+    ) -> Result<PooledConnection<'_>, ConnectError> {
         let failed_before = state.dialing.failed_times;
         let mut in_time = true;
         loop {
             if self.is_retired() {
-                return Err(GetError::NotYet(Self::no_slot_left()));
+                return Err(Self::no_slot_left());
             }
             if let Some(connection) = state.take(cap_rule, self.cap, *number) {
                 return Ok(self.pooled(connection, None));
             }
             if cap_rule == Cap::Counted && self.is_closed() {
-                return Err(GetError::Never(Error::Closed));
+                let cause = Cause::of_client("the client was shut down");
+                return Err(ConnectError::of_client(cause));
             }
             // Only the calls that were waiting when dialing failed can fail at once. A later call
             // waits for the next attempt. If its time ends first, it reports the earlier failure,
             // unless that one was final.
             let has_failed = state.dialing.failed_times != failed_before;
-            let failure = state.dialing.failure();
+            let failure = state.dialing.failure.as_ref();
             let failure = failure.filter(|failure| has_failed || !failure.is_final);
             let may_end = has_failed && !state.gives_back(cap_rule);
             let is_over = |failure: &ConnectError| !in_time || (may_end && failure.ends_waits());
             match failure {
-                Some(failure) if is_over(failure) => return Err(GetError::NotYet(failure.clone())),
-                None if !in_time => return Err(GetError::NotYet(self.no_reason(state, cap_rule))),
+                Some(failure) if is_over(failure) => return Err(failure.clone()),
+                None if !in_time => return Err(self.no_reason(state, cap_rule)),
                 _ => {}
             }
             let now = Instant::now();
@@ -267,7 +261,7 @@ impl Pool {
     /// since.
     pub(in crate::redis) fn last_failure(&self) -> ConnectError {
         let state = self.state.lock();
-        let failure = state.dialing.failure().cloned();
+        let failure = state.dialing.failure.clone();
         failure.unwrap_or_else(|| self.no_reason(&state, Cap::Exempt))
     }
 
@@ -373,7 +367,7 @@ impl ConnectRequest {
             return Some(Ok(connection));
         }
         let has_failed = state.dialing.failed_times != self.failed_before;
-        let failure = state.dialing.failure().filter(|_| has_failed);
+        let failure = state.dialing.failure.as_ref().filter(|_| has_failed);
         failure.cloned().map(Err)
     }
 

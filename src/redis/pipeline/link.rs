@@ -13,7 +13,7 @@ use crate::kernel::fault::Fault;
 use crate::logging;
 use crate::redis::conn::connection::Connection;
 use crate::redis::conn::output::Output;
-use crate::redis::conn::pool::{ConnectRequest, GetError, IsLent, Pool};
+use crate::redis::conn::pool::{ConnectRequest, IsLent, Pool};
 use crate::redis::pipeline::Pipeline;
 use crate::redis::pipeline::request::{Ended, Job};
 use crate::replicas::Replicas;
@@ -100,7 +100,6 @@ impl<J: Job> Pipeline<J> {
             }
         };
         self.failed(now, refusal.cause.clone());
-        let refusal = GetError::NotYet(refusal);
         let fault = (self.server).not_connected(refusal, since, since.after(timeout), true);
         ended.extend(self.queued.drain(..).map(|queued| Ended {
             job: queued.job,

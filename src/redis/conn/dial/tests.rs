@@ -97,8 +97,8 @@ fn failures_are_followed_by_growing_pauses() {
         dialing.failed(at(0), refused());
     }
     assert!(dialing.pause(at(0)) > first && dialing.pause(at(0)) <= Duration::from_millis(500));
-    assert!(dialing.failure().is_some());
+    assert!(dialing.failure.is_some());
     dialing.succeeded();
     assert_eq!(dialing.pause(at(0)), Duration::ZERO);
-    assert!(dialing.failure().is_none());
+    assert!(dialing.failure.is_none());
 }
