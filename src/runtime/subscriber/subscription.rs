@@ -165,6 +165,7 @@ mod tests {
     use crate::protocol::keys::Keys;
     use crate::protocol::mutex::MutexKeys;
     use crate::redis::Deployment;
+    use crate::runtime::state::Runtime;
     use crate::url::Target;
 
     /// The thread stood still, and the last call for the name has ended.
