@@ -505,7 +505,7 @@ fn shutdown_with_a_hanging_callback_ends_within_its_timeout() {
 fn call_whose_command_the_shutdown_leaves_behind_ends_by_its_deadline() {
     const TIMEOUT: Duration = ms(5_000);
     let server = FakeServer::start(|_| None);
-    let client = support::builder_within(&server.url(), TIMEOUT);
+    let client = support::builder_within(server.url(), TIMEOUT);
     let client = client.build().unwrap();
     let mutex = client.mutex("a");
     let call = thread::spawn(move || {

@@ -206,7 +206,9 @@ mod tests {
         });
         let acquire = |pool: &Arc<Pool>| {
             let pooled = pool.acquire_connection(Instant::now().after(LONG), Cap::Counted);
-            pooled.ok().expect("a connection").into_connection()
+            pooled
+                .unwrap_or_else(|_| panic!("it is accepted"))
+                .into_connection()
         };
         let [failed, returned] = [acquire(&pool), acquire(&pool)];
         let _streams = accepting.join().unwrap();
