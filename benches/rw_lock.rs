@@ -4,7 +4,10 @@
 //! Alternates with a reader's scripts called by hand, with `Mutex`, with `FairMutex`, and with a
 //! hand-written read-write lock that polls every 1 ms.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+use std::{hint, thread};
 
 use common::candidates::{WRITE, polling_readers, readers, released};
 use common::fleet::{Lockers, Terms, contend, is_first, measure};
@@ -31,6 +34,10 @@ const LASTS: Duration = ms(3_000);
 /// If all processes read and write, one section in this many is a write.
 const WRITES: u64 = 20;
 
+/// The label of the candidate that shares the processors with this many busy loops.
+const BUSY: &str = "RwLock, one writes, 6 busy loops";
+const LOOPS: usize = 6;
+
 const NAMES: [&str; 5] = [
     "Mutex",
     "RwLock, read",
@@ -39,12 +46,13 @@ const NAMES: [&str; 5] = [
     "RwLock, write",
 ];
 
-const CANDIDATES: [(&str, &str); 5] = [
+const CANDIDATES: [(&str, &str); 6] = [
     ("RwLock, 95 % read", "mixed"),
     ("Mutex", "mutex"),
     ("RwLock, one writes", "one writer"),
     ("poller, 95 % read", "poller"),
     ("poller, one writes", "one polling writer"),
+    (BUSY, "one writer"),
 ];
 
 fn main() {
@@ -64,18 +72,19 @@ fn main() {
     let pairs = pairs(&server);
     let [read_vs_scripts, read, write] = pair_ratios(&pairs);
     let series = contended(&server);
-    let [mixed, mutex, one_writer, poller, polling_writer] = &series;
+    let [mixed, mutex, one_writer, poller, polling_writer, busy] = &series;
     let sections = mixed.ratio(mutex, Window::acquisitions_per_s);
     let polled = mixed.ratio(poller, Window::acquisitions_per_s);
     let polled_wait = one_writer.ratio(polling_writer, |it| it.waits()[1]);
-    let wait = one_writer.spread(|it| it.waits_of(WRITE)[1] / SECTION.as_micros() as f64);
+    let [wait, busy_wait] = [one_writer, busy]
+        .map(|it| it.spread(|it| it.waits_of(WRITE)[1] / SECTION.as_micros() as f64));
     let ratios = vec![
         Row::bar("read + release vs its scripts by hand", read_vs_scripts)
             .ours()
             .mark("≤", 1.05),
         Row::bar("read + release vs Mutex", read)
             .ours()
-            .mark("≤", 1.3),
+            .mark("≤", 1.2),
         Row::bar("write + release vs FairMutex", write)
             .ours()
             .mark("≤", 1.1),
@@ -83,6 +92,9 @@ fn main() {
             .ours()
             .mark("≥", 5.0),
         Row::bar("a writer's wait p99, in sections", wait)
+            .ours()
+            .mark("≤", 3.0),
+        Row::bar("the same, beside 6 busy loops", busy_wait)
             .ours()
             .mark("≤", 3.0),
         Row::bar("sections/s, 95 % read, vs the poller", polled).ours(),
@@ -99,6 +111,7 @@ fn main() {
             ("write_pair_vs_fair", write.figure()),
             ("sections_vs_mutex", sections.figure()),
             ("writer_wait_sections", wait.figure()),
+            ("writer_wait_sections_busy", busy_wait.figure()),
             ("sections_vs_poller", polled.figure()),
             ("one_writer_wait_p99_vs_poller", polled_wait.figure()),
         ],
@@ -145,7 +158,10 @@ fn contended(server: &Server) -> [Series; CANDIDATES.len()] {
         };
         // The first process of each round to claim this key becomes the only writer.
         server.run("DEL", &["writer"]);
+        let loops = if CANDIDATES[n].0 == BUSY { LOOPS } else { 0 };
+        let busy = BusyLoops::start(loops);
         let window = measure(server, terms);
+        drop(busy);
         window.holds_at_most(PROCESSES);
         window.is_held_alone(WRITE);
         window
@@ -181,6 +197,30 @@ fn contended(server: &Server) -> [Series; CANDIDATES.len()] {
     ];
     common::print_table(&heads, &rows.collect::<Vec<_>>());
     series
+}
+
+/// Threads that use the processors until they are dropped.
+struct BusyLoops(Arc<AtomicBool>);
+
+impl BusyLoops {
+    fn start(count: usize) -> Self {
+        let ends = Arc::new(AtomicBool::new(false));
+        for _ in 0..count {
+            let ends = Arc::clone(&ends);
+            thread::spawn(move || {
+                while !ends.load(Ordering::Relaxed) {
+                    hint::spin_loop();
+                }
+            });
+        }
+        Self(ends)
+    }
+}
+
+impl Drop for BusyLoops {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Opens the candidate of this kind in a member process.
