@@ -1,20 +1,21 @@
-//! The candidates: the locks of this crate, hand-written pollers, a hand-written queue, and
-//! Redisson's scripts by hand.
+//! The candidates: the locks of this crate, hand-written pollers, a hand-written queue, and the
+//! locks of redis-py and Redisson by hand.
 
 use std::process;
 use std::thread;
+use std::time::Duration;
 
 use leasehold::{Client, Error, MutexGuard, RwLock, Semaphore};
 
-use crate::fleet::{Lockers, Section};
+use crate::fleet::{Locker, Lockers, Section};
 use crate::floor::fair::Granted;
 use crate::floor::pair::Bare;
 use crate::floor::polling::{POLLS_EVERY, Poller};
-use crate::floor::redisson::{RedissonPermits, RedissonReaders};
+use crate::floor::redisson::{RedissonLock, RedissonPermits, RedissonReaders};
 use crate::ping_pong::Side;
 
 /// The name that all of them lock.
-const NAME: &str = "contended";
+pub const NAME: &str = "contended";
 
 /// In place of a token, marks the sections that write under a read-write lock.
 pub const WRITE: u64 = 1;
@@ -38,27 +39,50 @@ pub fn open(kind: &str, url: &str) -> Lockers {
                 Box::new(move |section| ours(mutex.lock().unwrap(), section))
             })
         }
-        "poller" => {
+        "poller" => polling(url, Bare::new, POLLS_EVERY),
+        "spinner" => polling(url, Bare::new, Duration::ZERO),
+        // redis-py's lock: its defaults are no expiry, and this pause.
+        "redis-py" => polling(url, Bare::endless, Duration::from_millis(100)),
+        "redis-py-tuned" => polling(url, Bare::new, POLLS_EVERY),
+        "redisson" => {
+            let (url, released) = (url.to_owned(), RedissonLock::channel(url, NAME));
+            Box::new(move || redisson(RedissonLock::new(&url, NAME, released.clone())))
+        }
+        "redisson-fair" => {
             let url = url.to_owned();
-            Box::new(move || {
-                let mut bare = Bare::new(&url, NAME);
-                Box::new(move |section| {
-                    let id = loop {
-                        match bare.acquire() {
-                            Some(id) => break id,
-                            None => thread::sleep(POLLS_EVERY),
-                        }
-                    };
-                    section.run(0);
-                    bare.release(&id);
-                    Ok(())
-                })
-            })
+            Box::new(move || redisson(RedissonLock::fair(&url, NAME)))
         }
         "granted" => granted(url, Granted::new),
         "granted-directly" => granted(url, Granted::on_waiting_thread),
         _ => unreachable!("unknown kind {kind}"),
     }
+}
+
+/// The bare commands. A refused caller asks again after the pause.
+fn polling(url: &str, open: fn(&str, &str) -> Bare, pause: Duration) -> Lockers {
+    let url = url.to_owned();
+    Box::new(move || {
+        let mut bare = open(&url, NAME);
+        Box::new(move |section| {
+            let id = loop {
+                match bare.acquire() {
+                    Some(id) => break id,
+                    None if pause.is_zero() => {}
+                    None => thread::sleep(pause),
+                }
+            };
+            section.run(0);
+            bare.release(&id);
+            Ok(())
+        })
+    })
+}
+
+fn redisson(mut lock: RedissonLock) -> Locker {
+    Box::new(move |section| {
+        lock.run(|| section.run(0));
+        Ok(())
+    })
 }
 
 fn granted(url: &str, new: fn(&str) -> Granted) -> Lockers {

@@ -23,13 +23,16 @@ const WARM_UP: Duration = Duration::from_millis(300);
 /// requests is taken from this part.
 const MONITORED: Duration = Duration::from_millis(500);
 
+/// Where the file of the counter has the process that holds the lock.
+const HOLDER_AT: u64 = 8;
+
 /// How long after the end a process may take to report.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The candidates, and how long they run.
 #[derive(Clone, Copy)]
-pub struct Terms {
-    pub kind: &'static str,
+pub struct Terms<'a> {
+    pub kind: &'a str,
     pub processes: usize,
     pub threads: usize,
     pub section: Duration,
@@ -39,26 +42,72 @@ pub struct Terms {
 /// The critical section: some work, and a check whether another process was inside.
 #[derive(Clone)]
 pub struct Section {
-    /// A counter that is read and written in two steps.
-    plain: Arc<File>,
+    /// A counter that is read and written in two steps, and then the process that holds the lock.
+    /// `None` if no process contends.
+    plain: Option<Arc<File>>,
     lasts: Duration,
     /// The token, the start and the end of the last section, until its thread records them.
     held: Arc<Mutex<Option<(u64, u64, u64)>>>,
 }
 
 impl Section {
+    /// A section that only takes time.
+    pub fn alone(lasts: Duration) -> Self {
+        Self {
+            plain: None,
+            lasts,
+            held: Arc::default(),
+        }
+    }
+
     /// `token` is 0 if the lock has none.
     pub fn run(&self, token: u64) {
         let from = nanos();
         let mut count = [0; 8];
-        self.plain.read_exact_at(&mut count, 0).unwrap();
+        if let Some(plain) = &self.plain {
+            plain.read_exact_at(&mut count, 0).unwrap();
+            let id = u64::from(process::id());
+            plain.write_all_at(&id.to_ne_bytes(), HOLDER_AT).unwrap();
+        }
         if !self.lasts.is_zero() {
             thread::sleep(self.lasts);
         }
-        let count = u64::from_ne_bytes(count) + 1;
-        self.plain.write_all_at(&count.to_ne_bytes(), 0).unwrap();
+        if let Some(plain) = &self.plain {
+            let count = u64::from_ne_bytes(count) + 1;
+            plain.write_all_at(&count.to_ne_bytes(), 0).unwrap();
+        }
         let held = Some((token, from, nanos()));
         *self.held.lock().unwrap_or_else(PoisonError::into_inner) = held;
+    }
+}
+
+/// Makes each process wait until the other one holds the lock before it asks for it again. Of two
+/// processes, one then always waits when the other unlocks.
+pub fn alternating(lockers: Lockers) -> Lockers {
+    Box::new(move || {
+        let mut locker = lockers();
+        Box::new(move |section| {
+            section.wait_for_other();
+            locker(section)
+        })
+    })
+}
+
+impl Section {
+    fn wait_for_other(&self) {
+        // Longer than the pause of a waiter. At the end of a run, the other process is gone.
+        const LONGEST: Duration = Duration::from_millis(300);
+        let plain = self.plain.as_ref().expect("two processes contend");
+        let own = u64::from(process::id()).to_ne_bytes();
+        let began = Instant::now();
+        let mut holder = own;
+        while began.elapsed() < LONGEST {
+            plain.read_exact_at(&mut holder, HOLDER_AT).unwrap();
+            if holder != own {
+                return;
+            }
+            thread::sleep(Duration::from_micros(200));
+        }
     }
 }
 
@@ -100,7 +149,7 @@ pub fn contend(open: Open) {
             .zip(0..)
             .map(|(locker, thread)| {
                 let section = Section {
-                    plain: Arc::clone(&plain),
+                    plain: Some(Arc::clone(&plain)),
                     lasts: Duration::from_micros(number("SECTION_US")),
                     held: Arc::default(),
                 };
@@ -172,7 +221,7 @@ fn lock_until(
 
 /// Runs the processes and combines their reports. The bench must have the role `member`, which
 /// calls `contend`.
-pub fn measure(server: &Server, terms: Terms) -> Window {
+pub fn measure(server: &Server, terms: Terms<'_>) -> Window {
     let plain = Plain::new();
     let (children, mut wires) = start_processes(server, terms, &plain);
 
@@ -219,7 +268,11 @@ pub fn measure(server: &Server, terms: Terms) -> Window {
 }
 
 /// Starts the processes, and returns them with a connection to each.
-fn start_processes(server: &Server, terms: Terms, plain: &Plain) -> (Vec<Child>, Vec<TcpStream>) {
+fn start_processes(
+    server: &Server,
+    terms: Terms<'_>,
+    plain: &Plain,
+) -> (Vec<Child>, Vec<TcpStream>) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let (url, port) = (server.url(), listener.local_addr().unwrap().port());
     let (port, threads) = (port.to_string(), terms.threads.to_string());
@@ -269,7 +322,7 @@ struct Plain(TempDir);
 impl Plain {
     fn new() -> Self {
         let this = Self(TempDir::create());
-        fs::write(this.path(), [0; 8]).unwrap();
+        fs::write(this.path(), [0; 16]).unwrap();
         this
     }
 
@@ -280,6 +333,6 @@ impl Plain {
 
     fn count(&self) -> u64 {
         let bytes = fs::read(self.path()).unwrap();
-        u64::from_ne_bytes(bytes.try_into().unwrap())
+        u64::from_ne_bytes(bytes[..8].try_into().unwrap())
     }
 }

@@ -11,8 +11,15 @@ const ROW: i32 = 28;
 pub(crate) struct Legend {
     pub(crate) ours: bool,
     pub(crate) ranges: bool,
-    pub(crate) bars: bool,
+    pub(crate) bars: Option<Bars>,
     pub(crate) targets: bool,
+}
+
+/// What the bars of a picture summarize.
+#[derive(Clone, Copy)]
+pub(crate) enum Bars {
+    OfRounds,
+    OfRuns,
 }
 
 /// A mark of the picture, for the legend.
@@ -73,8 +80,13 @@ impl Legend {
                 (Sample::End, 400, "the longest of all"),
             ]);
         }
-        if self.bars {
-            let meaning = "the median of all rounds; the thin line spans the middle half of them";
+        if let Some(bars) = self.bars {
+            let meaning = match bars {
+                Bars::OfRounds => {
+                    "the median of all rounds; the thin line spans the middle half of them"
+                }
+                Bars::OfRuns => "the median of all runs; the thin line spans all of them",
+            };
             lines.push(vec![(Sample::Bar, 20, meaning)]);
         }
         if self.targets {

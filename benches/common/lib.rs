@@ -10,7 +10,7 @@ pub mod monitor;
 mod pen;
 pub mod picture;
 pub mod ping_pong;
-mod report;
+pub mod report;
 mod samples;
 pub mod series;
 mod table;

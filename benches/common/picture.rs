@@ -5,7 +5,7 @@ use std::path::Path;
 use plotters::prelude::*;
 use plotters::style::text_anchor::HPos;
 
-use crate::legend::Legend;
+use crate::legend::{Bars, Legend};
 use crate::pen::{
     Area, FAINT, GRID, INK, LARGE, MARK, NORMAL, OTHERS, OURS, circle, line, rectangle, text,
 };
@@ -16,6 +16,8 @@ const WIDTH: i32 = 700;
 /// The right end of the plot; values are written after it.
 const RIGHT: i32 = 510;
 const ROW: i32 = 28;
+/// The height of a line below the title.
+const NOTE: i32 = 18;
 /// The width of a character of `NORMAL` size, on average.
 const CHARACTER: i32 = 7;
 
@@ -178,15 +180,29 @@ impl Scale {
 
 impl Picture {
     pub fn draw(&self, path: &Path) {
+        self.draw_with(path, &[], Bars::OfRounds);
+    }
+
+    /// Draws a picture of several runs, with lines that say when and where they were measured. The
+    /// low and high value of a bar are the lowest and highest of all runs.
+    pub fn draw_runs(&self, path: &Path, measured: &[String]) {
+        self.draw_with(path, measured, Bars::OfRuns);
+    }
+
+    fn draw_with(&self, path: &Path, notes: &[String], bars: Bars) {
         let panels = self.panels.iter().map(Panel::height).sum::<i32>();
-        let legend = self.legend();
-        let height = 52 + panels + legend.height();
+        let legend = self.legend(bars);
+        let first = 52 + NOTE * i32::try_from(notes.len()).expect("a few lines");
+        let height = first + panels + legend.height();
         let size = (WIDTH.unsigned_abs(), height.unsigned_abs());
         let area = SVGBackend::new(path, size).into_drawing_area();
         area.fill(&WHITE).expect("the file can be written");
         text(&area, &self.title, (20, 28), LARGE, INK, HPos::Left);
         let left = self.left();
-        let mut top = 52;
+        for (note, n) in notes.iter().zip(0..) {
+            text(&area, note, (20, 48 + n * NOTE), NORMAL, FAINT, HPos::Left);
+        }
+        let mut top = first;
         for panel in &self.panels {
             panel.draw(&area, left, top);
             top += panel.height();
@@ -208,11 +224,13 @@ impl Picture {
         self.panels.iter().flat_map(|panel| &panel.rows).any(is)
     }
 
-    fn legend(&self) -> Legend {
+    fn legend(&self, bars: Bars) -> Legend {
         Legend {
             ours: self.has(|row| row.is_ours),
             ranges: self.has(|row| matches!(row.shape, Shape::Range(_))),
-            bars: self.has(|row| matches!(row.shape, Shape::Bar(_))),
+            bars: self
+                .has(|row| matches!(row.shape, Shape::Bar(_)))
+                .then_some(bars),
             targets: self.has(|row| matches!(row.mark, Some((Some(_), _)))),
         }
     }

@@ -4,6 +4,7 @@ use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::{Duration, Instant};
 use std::{env, thread};
 
 use crate::picture::Picture;
@@ -15,6 +16,7 @@ pub struct Report {
     /// The processors available at the start: the bench may restrict itself to some of them later.
     cores: usize,
     load: String,
+    began: Instant,
 }
 
 impl Report {
@@ -30,14 +32,16 @@ impl Report {
             rounds,
             cores,
             load,
+            began: Instant::now(),
         }
+    }
+
+    pub fn elapsed(&self) -> Duration {
+        self.began.elapsed()
     }
 
     /// Prints the line `figures: {…}` for programs. Appends the figures, with the date and the
     /// load, to a file in `target/bench/`, and draws the picture there.
-    ///
-    /// If `LEASEHOLD_PICTURES` is set, also redraws the picture in `docs/`, unless no page shows it
-    /// and it is not there. An ordinary run must not change the repository.
     pub fn end(self, figures: &[(&str, String)], picture: &Picture) {
         let after = load();
         println!("load average after: {after} on {} cores", self.cores);
@@ -66,30 +70,25 @@ impl Report {
             .and_then(|mut file| file.write_all(line.as_bytes()))
             .expect("the target directory can be written");
 
-        let svg = format!("{}.svg", self.bench);
-        picture.draw(&folder.join(&svg));
-        let shown = docs().join(&svg);
-        if env::var_os("LEASEHOLD_PICTURES").is_some() && shown.exists() {
-            picture.draw(&shown);
-        }
+        picture.draw(&folder.join(format!("{}.svg", self.bench)));
         println!("figures: {figures}");
     }
 }
 
 /// Returns the load averages over 1, 5 and 15 minutes, separated by spaces.
-fn load() -> String {
+pub fn load() -> String {
     let load = fs::read_to_string("/proc/loadavg").unwrap_or_default();
     load.split(' ').take(3).collect::<Vec<_>>().join(" ")
 }
 
-fn date() -> String {
+pub fn date() -> String {
     let date = Command::new("date").args(["-u", "+%FT%TZ"]).output();
     let date = date.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
     date.unwrap_or_default()
 }
 
 /// The target directory: cargo puts the executable of a bench into its `release/deps/`.
-fn target() -> PathBuf {
+pub fn target() -> PathBuf {
     let own = env::current_exe().expect("the executable has a path");
     let target = own.ancestors().nth(3);
     target
@@ -98,7 +97,7 @@ fn target() -> PathBuf {
 }
 
 /// The `docs` directory of the repository.
-fn docs() -> PathBuf {
+pub fn docs() -> PathBuf {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     let root = package
         .ancestors()

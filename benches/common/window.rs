@@ -245,11 +245,24 @@ impl Window {
 
     /// Jain's index of the numbers of holds that each process began in the window.
     pub fn jain_processes(&self) -> f64 {
+        jain(&self.counts_of_processes())
+    }
+
+    /// The shares of the luckiest and of the unluckiest process in the holds of the window, in %.
+    pub fn shares(&self) -> [f64; 2] {
+        let counts = self.counts_of_processes();
+        let sum: f64 = counts.iter().sum();
+        let most = counts.iter().copied().fold(0.0, f64::max);
+        let least = counts.iter().copied().fold(f64::INFINITY, f64::min);
+        [most, least].map(|count| 100.0 * count / sum.max(1.0))
+    }
+
+    fn counts_of_processes(&self) -> Vec<f64> {
         let mut counts = vec![0.0; self.processes];
         for hold in self.counted() {
             counts[hold.process as usize] += 1.0;
         }
-        jain(&counts)
+        counts
     }
 
     pub fn requests_per_acquisition(&self) -> f64 {

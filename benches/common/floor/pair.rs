@@ -158,6 +158,7 @@ pub struct Bare {
     connection: Connection,
     release: Script,
     key: String,
+    expires: bool,
 }
 
 impl Bare {
@@ -166,20 +167,27 @@ impl Bare {
             connection: connect(url),
             release: Script::new(COMPARE_AND_DELETE),
             key: format!("lock:{name}"),
+            expires: true,
+        }
+    }
+
+    /// A lock that ends only by its release: the default of redis-py.
+    pub fn endless(url: &str, name: &str) -> Self {
+        Self {
+            expires: false,
+            ..Self::new(url, name)
         }
     }
 
     /// Acquires the lock under a new id; `None` if it is held.
     pub fn acquire(&mut self) -> Option<String> {
         let id = Uuid::new_v4().to_string();
-        let set: Option<String> = redis::cmd("SET")
-            .arg(&self.key)
-            .arg(&id)
-            .arg("NX")
-            .arg("PX")
-            .arg(TTL_MS)
-            .query(&mut self.connection)
-            .unwrap();
+        let mut set = redis::cmd("SET");
+        set.arg(&self.key).arg(&id).arg("NX");
+        if self.expires {
+            set.arg("PX").arg(TTL_MS);
+        }
+        let set: Option<String> = set.query(&mut self.connection).unwrap();
         set.is_some().then_some(id)
     }
 
@@ -196,5 +204,52 @@ impl Bare {
     pub fn pair(&mut self) {
         let id = self.acquire().expect("the name is free");
         self.release(&id);
+    }
+}
+
+/// The same on the servers of a quorum: each command goes to all of them before the first reply is
+/// read.
+pub struct BareQuorum {
+    servers: Vec<Connection>,
+    release: Script,
+    key: String,
+}
+
+impl BareQuorum {
+    pub fn new(urls: &[&str], name: &str) -> Self {
+        let release = Script::new(COMPARE_AND_DELETE);
+        let mut servers: Vec<Connection> = urls.iter().map(|url| connect(url)).collect();
+        for server in &mut servers {
+            release.prepare_invoke().load(server).unwrap();
+        }
+        Self {
+            servers,
+            release,
+            key: format!("lock:{name}"),
+        }
+    }
+
+    pub fn pair(&mut self, section: impl FnOnce()) {
+        let id = Uuid::new_v4().to_string();
+        let mut set = redis::cmd("SET");
+        set.arg(&self.key).arg(&id).arg("NX").arg("PX").arg(TTL_MS);
+        self.on_majority(&set);
+        section();
+        let mut release = redis::cmd("EVALSHA");
+        release.arg(self.release.get_hash()).arg(1);
+        self.on_majority(release.arg(&self.key).arg(&id));
+    }
+
+    fn on_majority(&mut self, command: &redis::Cmd) {
+        let packed = command.get_packed_command();
+        for server in &mut self.servers {
+            server.send_packed_command(&packed).unwrap();
+        }
+        let done = |server: &mut Connection| {
+            let answer = server.recv_response().unwrap();
+            matches!(answer, redis::Value::Okay | redis::Value::Int(1))
+        };
+        let done = self.servers.iter_mut().map(done).filter(|done| *done);
+        assert!(done.count() > 2, "no majority of 5 has the lock");
     }
 }

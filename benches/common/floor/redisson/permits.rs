@@ -122,7 +122,7 @@ impl RedissonPermits {
     }
 }
 
-fn unix_ms() -> u64 {
+pub(super) fn unix_ms() -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     u64::try_from(now.expect("a year after 1970").as_millis()).expect("a clock of this age")
 }

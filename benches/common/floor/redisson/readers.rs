@@ -106,11 +106,11 @@ return 1
 ";
 
 /// The original's lease of a lock whose holder sets none.
-const LEASE_MS: u64 = 30_000;
+pub(super) const LEASE_MS: u64 = 30_000;
 
 /// The time of all attempts of a release: four, each with a timeout of 3 s and a pause of 1 to 2 s,
 /// counted as 1.5 s. The latch must last until the last attempt.
-const LATCH_MS: u64 = 18_000;
+pub(super) const LATCH_MS: u64 = 18_000;
 
 /// A read-write lock for one thread.
 pub struct RedissonReaders {
