@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 EXAMPLES = booking payments transfer ticket_queue concurrency_limit catalogue cron long_job graceful_shutdown health_endpoint fail_fast stats testing
-BENCHES = uncontended server_cost handoff local_handoff fair semaphore rw_lock threads waiting fleet held deployments failovers bounds losses idle stuck sets
+BENCHES = uncontended first_lock server_cost handoff local_handoff fair semaphore rw_lock threads waiting fleet held deployments failovers bounds losses idle stuck sets
 
 # The server binary that tests, examples and benches start. The target `servers` installs one first.
 WITH_SERVER = REDIS_SERVER_BIN="$$(.ci/server)"
@@ -28,7 +28,7 @@ EMPTY =
 ANY_OF = $(subst $(EMPTY) $(EMPTY),$(COMMA),$(1:%=%::))
 COMMA = ,
 
-.PHONY: demo test sim mutants test-without-tls test-async test-sqlite test-tls test-release test-servers alerts msrv test-valkey kit kit-list test-kit test-kit-short fmt lint doc package examples deny bench peers pictures diagrams servers clean
+.PHONY: demo test sim mutants test-without-tls test-async test-sqlite test-tls test-release test-servers alerts msrv test-valkey kit kit-list test-kit test-kit-short fmt lint doc package examples deny bench benchmarks peers diagrams servers clean
 
 # Runs two examples, for a first impression. README.md says what they show. Their package has only
 # the dependencies that they need: other examples are built with those of all tests.
@@ -232,14 +232,16 @@ bench: servers
 	done
 	$(CARGO) bench --features testing --bench testing
 
-# Runs the same contention through other crates: a separate package.
-peers: servers
+# Measures what docs/benchmarks.md shows first, and writes it there: leasehold, other libraries and
+# the bare commands, in a separate package. PEERS=all runs every library with its defaults, too.
+# QUICK=1 takes a minute, and writes to the target directory instead.
+benchmarks: servers
 	$(WITH_SERVER) $(CARGO) bench --locked --manifest-path benches/peers/Cargo.toml \
 		--target-dir "$${CARGO_TARGET_DIR:-target}"
 
-# Redraws docs/*.svg. Without LEASEHOLD_PICTURES, a bench only draws to the target directory.
-pictures: export LEASEHOLD_PICTURES = 1
-pictures: diagrams bench
+# Compares the semaphore and the read-write lock with those of other libraries.
+peers: export PEERS = shared
+peers: benchmarks
 
 # Redraws the sequence diagrams, which need no measurement.
 diagrams:

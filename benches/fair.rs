@@ -65,7 +65,7 @@ fn main() {
     let ratios = vec![
         Row::bar("FairMutex vs by hand", vs_hand)
             .ours()
-            .mark("≤", 1.10),
+            .mark("≤", 1.05),
         Row::bar("FairMutex vs Mutex", vs_mutex).ours(),
         Row::bar("FairMutex vs its scripts by hand", vs_scripts).ours(),
     ];

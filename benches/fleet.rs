@@ -42,7 +42,7 @@ const KINDS: [(&str, bool, &str); 3] = [
 /// Label, kind, threads per process, and the length of the section.
 type Candidate = (&'static str, &'static str, usize, Duration);
 
-const CANDIDATES: [Candidate; 7] = [
+const CANDIDATES: &[Candidate] = &[
     (FAIR, "fair", 1, ms(1)),
     (MUTEX, "mutex", 1, ms(1)),
     (POLLER, "poller", 1, ms(1)),
@@ -53,7 +53,7 @@ const CANDIDATES: [Candidate; 7] = [
 ];
 
 /// Added by `FLEET=all`.
-const MORE_CANDIDATES: [Candidate; 5] = [
+const MORE_CANDIDATES: &[Candidate] = &[
     (GRANTED, "granted", 1, ms(1)),
     (DIRECTLY, "granted-directly", 1, ms(1)),
     ("FairMutex, 4 threads each", "fair", 4, ms(1)),

@@ -152,7 +152,7 @@ impl Results {
                 ),
                 Panel::new(
                     "that p50 relative to the hand-off through Redis by hand",
-                    vec![relative.mark("≤", 0.15)],
+                    vec![relative.mark("≤", 0.03)],
                 ),
                 Panel::new("acquisitions per second", acquisitions),
                 Panel::new("requests per acquisition", requests),

@@ -11,6 +11,11 @@ use support::{TempDir, in_repository, scripts};
 #[path = "../benches/diagrams/sequence.rs"]
 mod sequence;
 
+#[path = "../benches/peers/results.rs"]
+mod results;
+#[path = "../benches/peers/results/tests.rs"]
+mod results_tests;
+
 fn text(path: &str) -> String {
     fs::read_to_string(in_repository(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
@@ -219,15 +224,15 @@ fn every_picture_and_every_bench_is_on_a_page() {
     let pages = PAGES.iter().map(|page| text(page)).chain(guide);
     let pages: String = pages.collect();
     let manifest = text("benches/Cargo.toml");
+    let pictures = text("benches/peers/pictures.rs");
     for file in files("docs").iter().filter(|file| file.ends_with(".svg")) {
         let picture = file.strip_prefix("docs/").unwrap();
         let is_shown =
             pages.contains(&format!("]({picture})")) || pages.contains(&format!("/{picture}"));
         assert!(is_shown, "{file} is on no page");
-        let bench = picture.trim_end_matches(".svg");
-        let is_drawn = manifest.contains(&format!("[[bench]]\nname = \"{bench}\""))
+        let is_drawn = pictures.contains(&format!("\"{picture}\""))
             || sequence::ALL.iter().any(|diagram| diagram.file == picture);
-        assert!(is_drawn, "{file}: `make pictures` does not redraw it");
+        assert!(is_drawn, "{file}: no command redraws it");
     }
     for bench in manifest.split("[[bench]]\nname = \"").skip(1) {
         let (bench, _) = bench.split_once('"').unwrap();
@@ -236,6 +241,16 @@ fn every_picture_and_every_bench_is_on_a_page() {
             "{bench} is not in docs/benchmarks.md"
         );
     }
+}
+
+/// `DRAW=1 make benchmarks` writes them.
+#[test]
+fn benchmarks_show_all_runs_and_at_most_three_pictures() {
+    let page = text("docs/benchmarks.md");
+    let runs = results::read(&text("docs/benchmarks.jsonl"));
+    let shown = results::with_tables(&page, &results::tables(&runs));
+    assert!(page == shown, "run `DRAW=1 make benchmarks`");
+    assert!((1..=3).contains(&page.matches("![").count()));
 }
 
 /// Returns the paths of the files in a folder of the repository.

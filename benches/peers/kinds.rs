@@ -15,38 +15,65 @@ use crate::contention::{NAME, TTL, TUNED};
 use crate::provider::{distributed_lock_provider, runtime};
 use crate::shared;
 use common::candidates;
-use common::fleet::{Locker, Lockers};
+use common::fleet::{Locker, Lockers, alternating};
+use common::floor::pair::BareQuorum;
+use leasehold::Client;
 
-/// Opens a candidate by its kind. Each process has one contending thread, on which an async crate
-/// gets a runtime.
+/// Opens a candidate by its kind. Several URLs, separated by commas, are a quorum. Each contending
+/// thread of an async crate gets a runtime.
 pub(crate) fn open(kind: &str, url: &str) -> Lockers {
+    if let Some(kind) = kind.strip_prefix("alternating/") {
+        return alternating(open(kind, url));
+    }
     if let Some(lockers) = shared::open(kind, url) {
         return lockers;
     }
-    let url = url.to_owned();
+    let urls: Vec<String> = url.split(',').map(str::to_owned).collect();
     match kind {
-        "rslock" => Box::new(move || rslock(&url, None)),
+        "rslock" => Box::new(move || rslock(&urls, None)),
         // Each pause is random and shorter than this; likewise for redlock, in ms.
-        "rslock-tuned" => Box::new(move || rslock(&url, Some(2 * TUNED))),
-        "redlock" => Box::new(move || redlock(&url, None)),
-        "redlock-tuned" => Box::new(move || redlock(&url, Some(2))),
-        "redis-lock" => Box::new(move || redis_lock(&url, LockAcrossOptions::default)),
+        "rslock-tuned" => Box::new(move || rslock(&urls, Some(2 * TUNED))),
+        "redlock" => Box::new(move || redlock(&urls, None)),
+        "redlock-tuned" => Box::new(move || redlock(&urls, Some(2))),
+        "redis-lock" => Box::new(move || redis_lock(&urls, LockAcrossOptions::default)),
         "redis-lock-tuned" => Box::new(move || {
-            redis_lock(&url, || LockAcrossOptions {
+            redis_lock(&urls, || LockAcrossOptions {
                 ttl: TTL,
                 retry: TUNED,
                 duration: Duration::from_secs(60),
             })
         }),
-        "distributed-lock" => Box::new(move || distributed_lock(&url, false)),
-        "distributed-lock-tuned" => Box::new(move || distributed_lock(&url, true)),
-        _ => candidates::open(kind, &url),
+        "distributed-lock" => Box::new(move || distributed_lock(&urls, false)),
+        "distributed-lock-tuned" => Box::new(move || distributed_lock(&urls, true)),
+        "mutex" if urls.len() > 1 => {
+            let mutex = Client::quorum(urls).unwrap().mutex(NAME);
+            Box::new(move || quorum(mutex.clone()))
+        }
+        "poller" if urls.len() > 1 => Box::new(move || bare_quorum(&urls)),
+        _ => candidates::open(kind, url),
     }
 }
 
-fn rslock(url: &str, pause_limit: Option<Duration>) -> Locker {
+fn quorum(mutex: leasehold::Mutex) -> Locker {
+    Box::new(move |section| {
+        let guard = mutex.lock().map_err(|error| error.to_string())?;
+        section.run(guard.fencing_token().value());
+        candidates::released(guard.unlock())
+    })
+}
+
+fn bare_quorum(urls: &[String]) -> Locker {
+    let urls: Vec<&str> = urls.iter().map(String::as_str).collect();
+    let mut bare = BareQuorum::new(&urls, NAME);
+    Box::new(move |section| {
+        bare.pair(|| section.run(0));
+        Ok(())
+    })
+}
+
+fn rslock(urls: &[String], pause_limit: Option<Duration>) -> Locker {
     let runtime = runtime();
-    let mut manager = LockManager::new(vec![url]);
+    let mut manager = LockManager::new(urls.to_vec());
     if let Some(pause_limit) = pause_limit {
         manager.set_retry(u32::MAX, pause_limit);
     }
@@ -61,8 +88,8 @@ fn rslock(url: &str, pause_limit: Option<Duration>) -> Locker {
     })
 }
 
-fn redlock(url: &str, pause_limit_ms: Option<u32>) -> Locker {
-    let mut lock = RedLock::new(vec![url]);
+fn redlock(urls: &[String], pause_limit_ms: Option<u32>) -> Locker {
+    let mut lock = RedLock::new(urls.to_vec());
     if let Some(pause_limit_ms) = pause_limit_ms {
         lock.set_retry(u32::MAX, pause_limit_ms);
     }
@@ -76,15 +103,17 @@ fn redlock(url: &str, pause_limit_ms: Option<u32>) -> Locker {
     })
 }
 
-fn redis_lock(url: &str, options: fn() -> LockAcrossOptions) -> Locker {
+fn redis_lock(urls: &[String], options: fn() -> LockAcrossOptions) -> Locker {
     let runtime = runtime();
-    let client = redis_of_redis_lock::Client::open(url).unwrap();
-    let connection = runtime.block_on(client.get_multiplexed_async_connection());
-    let connection = Arc::new(Mutex::new(connection.unwrap()));
+    let connect = |url: &String| {
+        let client = redis_of_redis_lock::Client::open(&**url).unwrap();
+        let connection = runtime.block_on(client.get_multiplexed_async_connection());
+        Arc::new(Mutex::new(connection.unwrap()))
+    };
+    let connections: Vec<_> = urls.iter().map(connect).collect();
     Box::new(move |section| {
         let section = section.clone();
         runtime.block_on(async {
-            let connections = [Arc::clone(&connection)];
             let run = async move { section.run(0) };
             let locked = redis_lock::lock_across(&connections, NAME, run, options());
             locked.await.map_err(|error| error.to_string())
@@ -94,9 +123,9 @@ fn redis_lock(url: &str, options: fn() -> LockAcrossOptions) -> Locker {
 
 /// The `acquire` of this crate tries once, whatever the timeout. A refusal counts as a failure with
 /// the default settings, and is retried here with the tuned ones.
-fn distributed_lock(url: &str, is_tuned: bool) -> Locker {
+fn distributed_lock(urls: &[String], is_tuned: bool) -> Locker {
     let runtime = runtime();
-    let provider = distributed_lock_provider(&runtime, url, is_tuned);
+    let provider = distributed_lock_provider(&runtime, urls, is_tuned);
     Box::new(move |section| {
         // A lock object has one holder id, so each acquisition gets a new object.
         let lock = provider.create_lock(NAME);

@@ -12,10 +12,10 @@ pub(crate) fn runtime() -> Runtime {
 
 pub(crate) fn distributed_lock_provider(
     runtime: &Runtime,
-    url: &str,
+    urls: &[impl AsRef<str>],
     is_tuned: bool,
 ) -> RedisLockProvider {
-    let mut builder = RedisLockProvider::builder().url(url);
+    let mut builder = RedisLockProvider::builder().urls(urls);
     if is_tuned {
         let builder_with_ttl = builder.expiry(TTL).min_validity(TTL * 9 / 10);
         builder = builder_with_ttl.extension_cadence(TTL / 3);

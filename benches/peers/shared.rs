@@ -10,7 +10,7 @@ use distributed_lock_core::traits::{
 use leasehold::Client;
 use support::{Server, ms};
 
-use crate::contention::{LASTS, NAME, PROCESSES, ROUNDS, TUNED};
+use crate::contention::{NAME, PROCESSES, TUNED, lasts, rounds};
 use crate::provider::{distributed_lock_provider, runtime};
 use crate::shown::{drawn, is_ours, problems};
 use common::candidates::{
@@ -18,7 +18,8 @@ use common::candidates::{
     redisson_readers,
 };
 use common::fleet::{Locker, Lockers, Terms, is_first, measure};
-use common::picture::{Panel, Row};
+use common::picture::{Panel, Picture, Row};
+use common::report::Report;
 use common::series::{Series, run_in_turns};
 use common::window::Window;
 
@@ -163,7 +164,7 @@ macro_rules! acquire {
 
 fn distributed_semaphore(url: &str, is_tuned: bool) -> Locker {
     let runtime = runtime();
-    let provider = distributed_lock_provider(&runtime, url, is_tuned);
+    let provider = distributed_lock_provider(&runtime, &[url], is_tuned);
     Box::new(move |section| {
         let semaphore = provider.create_semaphore(NAME, PERMITS);
         runtime.block_on(async {
@@ -176,7 +177,7 @@ fn distributed_semaphore(url: &str, is_tuned: bool) -> Locker {
 
 fn distributed_rw_lock(url: &str, is_tuned: bool, writes: fn(u64) -> bool) -> Locker {
     let (runtime, mut number) = (runtime(), numbered());
-    let provider = distributed_lock_provider(&runtime, url, is_tuned);
+    let provider = distributed_lock_provider(&runtime, &[url], is_tuned);
     Box::new(move |section| {
         let lock = provider.create_reader_writer_lock(NAME);
         let writes = writes(number());
@@ -193,13 +194,16 @@ fn distributed_rw_lock(url: &str, is_tuned: bool, writes: fn(u64) -> bool) -> Lo
     })
 }
 
-/// Runs all candidates of each situation, prints a table of it, and returns the figures and the
-/// panels.
-pub(crate) fn run(server: &Server) -> (Vec<(&'static str, String)>, Vec<Panel>) {
+/// Runs all candidates of each situation, prints a table of it, and reports the figures.
+pub(crate) fn report() {
+    let server = Server::start().long_lived();
+    let (rounds, lasts) = (rounds(), lasts());
+    let what = format!("{PROCESSES} processes and one name, {rounds} rounds of {lasts:?} each");
+    let report = Report::begin("peers", rounds, &what);
     let situations = [PERMITS_SHARED, ONE_WANTS_ALL, MOSTLY_READ, ONE_WRITES];
     let (mut figures, mut panels) = (Vec::new(), Vec::new());
     for situation in &situations {
-        let series = contended(server, situation);
+        let series = contended(&server, situation);
         situation.print(&series);
         panels.push(situation.panel(&series));
         let redisson = series.iter().find(|series| series.label == REDISSON);
@@ -208,7 +212,11 @@ pub(crate) fn run(server: &Server) -> (Vec<(&'static str, String)>, Vec<Panel>) 
             figures.push((*key, series[0].ratio(redisson, of).figure()));
         }
     }
-    (figures, panels)
+    let picture = Picture {
+        title: format!("{PROCESSES} processes, one name"),
+        panels,
+    };
+    report.end(&figures, &picture);
 }
 
 fn contended(server: &Server, situation: &Situation) -> Vec<Series> {
@@ -217,13 +225,13 @@ fn contended(server: &Server, situation: &Situation) -> Vec<Series> {
         .iter()
         .map(|(label, _)| Series::new(label, ms(1)));
     let mut series: Vec<Series> = series.collect();
-    run_in_turns(ROUNDS, &mut series, |n| {
+    run_in_turns(rounds(), &mut series, |n| {
         let terms = Terms {
             kind: candidates[n].1,
             processes: PROCESSES,
             threads: 1,
             section: ms(1),
-            lasts: LASTS,
+            lasts: lasts(),
         };
         server.run("FLUSHALL", &[]);
         measure(server, terms)

@@ -42,7 +42,7 @@ fn no_two_files_import_each_other() {
         ("src", "lib"),
         ("src/bin/leasehold", "main"),
         ("benches/common", "lib"),
-        ("benches/peers", "peers"),
+        ("benches/peers", "benchmarks"),
     ];
     let cycles = folders.iter().flat_map(|(folder, root)| {
         let tree = Tree::read(&in_repository(folder), root);
