@@ -12,6 +12,9 @@ pub(crate) const PROCESSES: usize = 8;
 pub(crate) const NAME: &str = candidates::NAME;
 pub(crate) const TTL: Duration = Duration::from_secs(10);
 
+/// How long a lingering mutex keeps its lease after an unlock.
+pub(crate) const LINGERS: Duration = Duration::from_micros(200);
+
 /// The pause of a tuned candidate after a refusal.
 pub(crate) const TUNED: Duration = ms(1);
 
@@ -21,6 +24,7 @@ pub(crate) type Candidate = (&'static str, &'static str);
 /// Locks of one holder. Redisson's has no setting that matters here.
 pub(crate) const CANDIDATES: &[Candidate] = &[
     (OURS, "mutex"),
+    ("leasehold Mutex, lingers 200 µs", "linger"),
     ("leasehold FairMutex", "fair"),
     (BARE, "poller"),
     ("bare commands, no pause", "spinner"),
