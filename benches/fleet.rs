@@ -28,6 +28,7 @@ const GRANTED: &str = "queue and grant by hand";
 const DIRECTLY: &str = "by hand, no subscriber thread";
 const FAIR: &str = "FairMutex";
 const MUTEX: &str = "Mutex";
+const LINGERS: &str = "Mutex, lingers 200 µs";
 const MUTEX_4: &str = "Mutex, 4 threads each";
 const POLLER_4: &str = "poller, 4 threads each";
 
@@ -49,6 +50,7 @@ const CANDIDATES: &[Candidate] = &[
     (MUTEX_4, "mutex", 4, ms(1)),
     (POLLER_4, "poller", 4, ms(1)),
     (MUTEX, "mutex", 1, ms(0)),
+    (LINGERS, "linger", 1, ms(0)),
     (POLLER, "poller", 1, ms(0)),
 ];
 
@@ -208,6 +210,11 @@ const EMPTY_VS_POLLER: [&str; 3] = [
     "mutex1_empty_acq_vs_poller",
     "mutex1_empty_gap_vs_poller",
 ];
+const LINGERS_VS_POLLER: [&str; 3] = [
+    "mutex1_empty_linger_wait_p99_vs_poller",
+    "mutex1_empty_linger_acq_vs_poller",
+    "mutex1_empty_linger_gap_vs_poller",
+];
 
 fn figures(series: &[Series]) -> Vec<(&'static str, String)> {
     let find = |label, section| series.iter().find(|series| series.is(label, section));
@@ -219,6 +226,7 @@ fn figures(series: &[Series]) -> Vec<(&'static str, String)> {
         (MUTEX, POLLER, ms(1), MUTEX_VS_POLLER),
         (MUTEX_4, POLLER_4, ms(1), MUTEX_4_VS_POLLER),
         (MUTEX, POLLER, ms(0), EMPTY_VS_POLLER),
+        (LINGERS, POLLER, ms(0), LINGERS_VS_POLLER),
     ] {
         let (Some(ours), Some(poller)) = (find(ours, section), find(poller, section)) else {
             continue;
@@ -242,6 +250,14 @@ fn figures(series: &[Series]) -> Vec<(&'static str, String)> {
         let found = find(label, ms(1)).expect("every kind has a result");
         figures.push((key, found.spread(of).figure()));
     }
+    let lingers = find(LINGERS, ms(0)).expect("every kind has a result");
+    let jain = lingers.spread(Window::jain_processes);
+    figures.push(("mutex1_empty_linger_jain", jain.figure()));
+    let longest = lingers.points(Window::waits)[2] / 1_000.0;
+    figures.push((
+        "mutex1_empty_linger_longest_wait_ms",
+        format!("{longest:.1}"),
+    ));
     figures
 }
 

@@ -17,6 +17,9 @@ use crate::ping_pong::Side;
 /// The name that all of them lock.
 pub const NAME: &str = "contended";
 
+/// For how long the mutex lingers that is a candidate of its own.
+const LINGERS: Duration = Duration::from_micros(200);
+
 /// In place of a token, marks the sections that write under a read-write lock.
 pub const WRITE: u64 = 1;
 pub const READ: u64 = 0;
@@ -25,8 +28,12 @@ pub const READ: u64 = 0;
 /// connection.
 pub fn open(kind: &str, url: &str) -> Lockers {
     match kind {
-        "mutex" => {
+        "mutex" | "linger" => {
             let mutex = Client::open(url).unwrap().mutex(NAME);
+            let mutex = match kind {
+                "linger" => mutex.linger(LINGERS),
+                _ => mutex,
+            };
             Box::new(move || {
                 let mutex = mutex.clone();
                 Box::new(move |section| ours(mutex.lock().unwrap(), section))

@@ -48,6 +48,19 @@ impl Samples {
         Spread::of(self.medians().zip(other.medians()).map(|(a, b)| a / b))
     }
 
+    /// The mean time relative to that of `other`, compared within each round, too.
+    pub fn ratio_of_means(&self, other: &Self) -> Spread {
+        Spread::of(self.means().zip(other.means()).map(|(a, b)| a / b))
+    }
+
+    fn means(&self) -> impl Iterator<Item = f64> + '_ {
+        let mean = |round: &Vec<Duration>| {
+            let sum: f64 = round.iter().copied().map(micros).sum();
+            sum / round.len() as f64
+        };
+        self.rounds.iter().map(mean)
+    }
+
     /// The difference to `other` in µs, compared within each round, too.
     pub fn surplus(&self, other: &Self) -> Spread {
         Spread::of(self.medians().zip(other.medians()).map(|(a, b)| a - b))

@@ -12,9 +12,6 @@ pub(crate) const PROCESSES: usize = 8;
 pub(crate) const NAME: &str = candidates::NAME;
 pub(crate) const TTL: Duration = Duration::from_secs(10);
 
-/// How long a lingering mutex keeps its lease after an unlock.
-pub(crate) const LINGERS: Duration = Duration::from_micros(200);
-
 /// The pause of a tuned candidate after a refusal.
 pub(crate) const TUNED: Duration = ms(1);
 

@@ -11,7 +11,7 @@ use redlock::RedLock;
 use rslock::LockManager;
 use tokio::sync::Mutex;
 
-use crate::contention::{LINGERS, NAME, TTL, TUNED};
+use crate::contention::{NAME, TTL, TUNED};
 use crate::provider::{distributed_lock_provider, runtime};
 use crate::shared;
 use common::candidates;
@@ -47,10 +47,6 @@ pub(crate) fn open(kind: &str, url: &str) -> Lockers {
         "distributed-lock-tuned" => Box::new(move || distributed_lock(&urls, true)),
         "mutex" if urls.len() > 1 => {
             let mutex = Client::quorum(urls).unwrap().mutex(NAME);
-            Box::new(move || ours(mutex.clone()))
-        }
-        "linger" => {
-            let mutex = Client::open(url).unwrap().mutex(NAME).linger(LINGERS);
             Box::new(move || ours(mutex.clone()))
         }
         "poller" if urls.len() > 1 => Box::new(move || bare_quorum(&urls)),

@@ -153,6 +153,7 @@ impl Mutex {
     /// the same conditions: the call asks for the same terms, its fencing token is the next one,
     /// and a run lasts for at most so many hand-offs and a second. When the run ends, `unlock`
     /// releases the lock in Redis. A lease that is not renewed in the background does not linger.
+    /// One that the queue has just granted does, before the renewal that extends it to the ttl.
     ///
     /// Consider the costs before you set it:
     ///

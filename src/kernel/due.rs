@@ -187,8 +187,9 @@ impl LockEntry {
                 }
             }
             let ids = of.iter().map(|(_, id)| id.clone()).collect();
-            let tokens = match self.line.len() > 1 {
-                true => u64::from(self.requests[first].terms.handoffs) + 1,
+            let terms = &self.requests[first].terms;
+            let tokens = match self.line.len() > 1 || !terms.linger.is_zero() {
+                true => u64::from(terms.handoffs) + 1,
                 false => 1,
             };
             let what = What::Refresh {

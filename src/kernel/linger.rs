@@ -88,7 +88,7 @@ impl LockEntry {
         cx: &mut Context<'_>,
     ) -> Option<(Arc<HeldLease>, Unlock)> {
         let lease = Arc::clone(self.lingering()?);
-        if wants.is_some_and(|wants| lease.may_relock(wants, cx.now)) {
+        if wants.is_some_and(|wants| lease.next_token(wants, cx.now).is_some()) {
             return None;
         }
         self.lingers_until = None;
@@ -103,14 +103,15 @@ impl HeldLease {
         self.inner.lock().holder.linger
     }
 
-    /// The holder of `token` ends its holding. Returns false if the lease could not be handed off.
+    /// The holder of `token` ends its holding. Returns false if the lease cannot be taken again.
     fn begin_linger(self: &Arc<Self>, token: FencingToken, now: Instant, fx: &mut Effects) -> bool {
         let before = self.with(fx, |inner| {
+            let terms = inner.lease.own_terms();
             let handoffs = inner.holder.handoffs;
             let goes_on = inner.token == token
                 && !inner.released_by_holder
                 && matches!(inner.lease.status(now), LeaseStatus::Held(_))
-                && (self.run).goes_on_at(&inner.lease, token, handoffs, now);
+                && (self.run.relock(&inner.lease, token, &terms, handoffs, now)).is_some();
             goes_on.then(|| {
                 let next = Holder {
                     handoffs,
@@ -126,17 +127,17 @@ impl HeldLease {
         lingers
     }
 
-    /// Returns whether a call could take the lease at `now`.
-    fn may_relock(&self, wants: &CallTerms, now: Instant) -> bool {
+    /// Returns the token under which a call could take the lease at `now`.
+    fn next_token(&self, wants: &CallTerms, now: Instant) -> Option<FencingToken> {
         let inner = self.inner.lock();
-        let (lease, terms) = (&inner.lease, &wants.terms);
         let is_of_kind = wants.lock.has_local_queue();
-        if is_taken_blindly(is_of_kind, lease.covers(now)) {
-            return true;
+        if is_taken_blindly(is_of_kind, inner.lease.covers(now)) {
+            return Some(FencingToken::new(inner.token.value() + 1));
         }
+        let terms = &wants.terms;
         let handoffs = inner.holder.handoffs.min(terms.handoffs);
-        let next = (self.run).step(lease, inner.token, terms, handoffs, false, now);
-        is_of_kind && lease.covers(now) && self.replicas == terms.replicas && next.is_ok()
+        let next = (self.run).relock(&inner.lease, inner.token, terms, handoffs, now);
+        next.filter(|_| is_of_kind && self.replicas == terms.replicas)
     }
 
     /// A call takes the lease; returns its token.
@@ -146,31 +147,18 @@ impl HeldLease {
         now: Instant,
         fx: &mut Effects,
     ) -> Option<FencingToken> {
-        if !self.may_relock(wants, now) {
-            return None;
-        }
-        let is_of_kind = wants.lock.has_local_queue();
-        if is_taken_blindly(is_of_kind, self.covers(now)) {
-            return Some(self.relock_blindly(wants, now));
-        }
-        let (token, terms) = (self.token(), &wants.terms);
-        let next = self.pass_to(token, terms, false, now, fx).ok()?;
-        let is_taken = self.take(next, &wants.holder, now, terms.max_hold, fx);
-        let next = match is_on(Mutant::RelockKeepsTheToken) {
-            true => token,
-            false => next,
-        };
-        is_taken.then_some(next)
-    }
-
-    /// The same: nothing is looked at.
-    fn relock_blindly(&self, wants: &CallTerms, now: Instant) -> FencingToken {
-        let mut inner = self.inner.lock();
-        inner.token = FencingToken::new(inner.token.value() + 1);
-        inner.since = Some(now);
-        inner.lingers = false;
-        inner.holder = wants.holder.clone();
-        inner.token
+        let next = self.next_token(wants, now)?;
+        self.with(fx, |inner| {
+            inner.lease.hand_off(now, wants.terms.max_hold);
+            inner.since = Some(now);
+            inner.lingers = false;
+            inner.holder = wants.holder.clone();
+            let last = std::mem::replace(&mut inner.token, next);
+            Some(match is_on(Mutant::RelockKeepsTheToken) {
+                true => last,
+                false => next,
+            })
+        })
     }
 }
 

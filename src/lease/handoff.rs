@@ -91,25 +91,24 @@ impl HandoffRun {
         token > self.first
     }
 
-    /// Returns whether the holder of `token`, which allows `handoffs` in a row, can hand the lease
-    /// off at `now` to a call that wants it on the same terms.
-    pub(crate) fn goes_on_at(
+    /// Returns the token of the next holder if a call that wants the lock on `terms` can take the
+    /// lease of the holder of `token`, which has ended its holding. The two allow `handoffs` in a
+    /// row.
+    ///
+    /// The rules are those of [`step`](Self::step), but a lease that was just granted by the queue
+    /// can be taken before its first renewal: its holder had no more time, either.
+    pub(crate) fn relock(
         &self,
         lease: &LeaseState,
         token: FencingToken,
+        terms: &LeaseTerms,
         handoffs: u32,
         now: Instant,
-    ) -> bool {
-        let terms = LeaseTerms {
-            ttl: lease.ttl,
-            renew_every: lease.renew_every,
-            max_hold: Duration::MAX,
-            replicas: None,
-            handoffs,
-            linger: Duration::ZERO,
-        };
-        self.step(lease, token, &terms, handoffs, false, now)
-            .is_ok()
+    ) -> Option<FencingToken> {
+        let is_renewed = lease.renew_every.is_some() && !lease.suspected;
+        let may = is_renewed && lease.is_fresh(now) && lease.covers(now);
+        (may && self.fits(lease, token, terms, handoffs, now))
+            .then(|| FencingToken::new(token.value() + 1))
     }
 
     /// Returns the token of the next holder if the holder of `token` can hand the lease off at
@@ -130,19 +129,7 @@ impl HandoffRun {
         has_renewed: bool,
         now: Instant,
     ) -> Result<FencingToken, NoHandoff> {
-        let handed = token.value().saturating_sub(self.first.value());
-        let most = match self.granted_in_queue {
-            true => handoffs.div_ceil(QUEUED_SHARE),
-            false => handoffs,
-        };
-        let is_spent = !self.goes_on(token)
-            || handed >= most.into()
-            || self.granted.until(now) >= LONGEST.min(lease.ttl);
-        // The key must not outlast the ttl that the next holder requested.
-        let fits = lease.ttl == terms.ttl
-            && lease.longest <= terms.ttl
-            && lease.renew_every == terms.renew_every;
-        if is_spent || !fits || !lease.is_open() {
+        if !self.fits(lease, token, terms, handoffs, now) {
             return Err(NoHandoff::Release);
         }
         let is_short = lease.validity(now) < lease.ttl / 3 * 2;
@@ -158,6 +145,30 @@ impl HandoffRun {
             return Err(NoHandoff::RenewFirst);
         }
         Ok(FencingToken::new(token.value() + 1))
+    }
+
+    /// Returns whether the run goes on, and the lease fits the next holder's terms.
+    fn fits(
+        &self,
+        lease: &LeaseState,
+        token: FencingToken,
+        terms: &LeaseTerms,
+        handoffs: u32,
+        now: Instant,
+    ) -> bool {
+        let handed = token.value().saturating_sub(self.first.value());
+        let most = match self.granted_in_queue {
+            true => handoffs.div_ceil(QUEUED_SHARE),
+            false => handoffs,
+        };
+        let is_spent = !self.goes_on(token)
+            || handed >= most.into()
+            || self.granted.until(now) >= LONGEST.min(lease.ttl);
+        // The key must not outlast the ttl that the next holder requested.
+        let fits = lease.ttl == terms.ttl
+            && lease.longest <= terms.ttl
+            && lease.renew_every == terms.renew_every;
+        !is_spent && fits && lease.is_open()
     }
 }
 

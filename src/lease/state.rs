@@ -55,6 +55,8 @@ pub(crate) struct LeaseState {
     failures: u32,
     /// Redis keeps the key for less than the ttl until the first renewal, which is always sent.
     provisional: bool,
+    /// The time that was last set: the provisional one, or the ttl.
+    lasting: Duration,
     /// A release of the key was announced while a request was in flight.
     suspected_meanwhile: bool,
     /// A release of the key was announced, and Redis has not confirmed the lease since.
@@ -109,6 +111,7 @@ impl LeaseState {
             renew_at,
             planned: renew_at,
             provisional: true,
+            lasting,
             ..Self::new(terms, valid_until, now.after(terms.max_hold))
         })
     }
@@ -128,6 +131,7 @@ impl LeaseState {
             renewing: false,
             failures: 0,
             provisional: false,
+            lasting: terms.ttl,
             suspected_meanwhile: false,
             suspected: false,
             phase: Phase::Held,
@@ -163,6 +167,24 @@ impl LeaseState {
     /// Returns how long the lease is valid at `now`, without regard to `max_hold`.
     pub(crate) fn validity(&self, now: Instant) -> Duration {
         now.until(self.valid_until)
+    }
+
+    /// Returns terms that the lease fits.
+    pub(crate) fn own_terms(&self) -> LeaseTerms {
+        LeaseTerms {
+            ttl: self.ttl,
+            renew_every: self.renew_every,
+            max_hold: Duration::MAX,
+            replicas: None,
+            handoffs: 0,
+            linger: Duration::ZERO,
+        }
+    }
+
+    /// Returns whether at least two thirds of what was last set are left at `now`: of the
+    /// provisional time, before the first renewal.
+    pub(crate) fn is_fresh(&self, now: Instant) -> bool {
+        self.validity(now) >= self.lasting / 3 * 2
     }
 
     /// Returns whether a renewal or change of ttl is in flight.
@@ -321,6 +343,9 @@ impl LeaseState {
     pub(crate) fn confirmed(&mut self, sent: Instant, now: Instant, request: RenewalRequest) {
         self.failures = 0;
         self.provisional &= !request.renews;
+        if request.renews {
+            self.lasting = self.ttl;
+        }
         // The reply says nothing about a release announced after the request was sent.
         self.suspected = self.suspected_meanwhile;
         if request.renews && matches!(self.status(now), LeaseStatus::Held(_)) {

@@ -21,6 +21,7 @@ support::tests![
     refusals_and_waits_are_logged,
     a_lost_lock_is_logged_as_a_warning,
     a_release_after_the_expiry_is_logged_as_a_warning,
+    a_loss_while_nobody_holds_the_lock_is_logged_as_a_warning,
     reading_again_under_an_own_guard_logs_a_warning,
     call_that_can_be_cancelled_warns_of_a_lock_of_its_caller,
     unanswered_renewals_and_releases_are_logged,
@@ -222,6 +223,23 @@ fn a_lost_lock_is_logged_as_a_warning() {
     assert!(lost.message.contains("lost"), "{lost:?}");
     drop(guard);
     assert!(lines(name, "released").is_empty());
+}
+
+fn a_loss_while_nobody_holds_the_lock_is_logged_as_a_warning() {
+    let server = Server::start();
+    let client = client(&server);
+    let mutex = client.mutex("lingers").linger(ms(6_000));
+    let guard = mutex.renew_every(ms(50)).lock().unwrap();
+    let id = short(&id(&guard));
+    guard.unlock().unwrap();
+    assert_eq!(line("lingers", "lingering").level, Level::Debug);
+    server.run("DEL", &["lock:lingers"]);
+    let line = line("lingers", &Lost::Deleted.to_string());
+    assert_eq!(
+        (line.level, line.value("holder")),
+        (Level::Warn, Some(&*id))
+    );
+    assert!(line.message.contains("nobody held it"), "{line:?}");
 }
 
 fn a_release_after_the_expiry_is_logged_as_a_warning() {
