@@ -129,7 +129,7 @@ fn held_lock_has_a_known_number_of_fields() {
         Token::Seq { len: Some(1) },
         Token::Struct {
             name: "Holder",
-            len: 6,
+            len: 7,
         },
         Token::Str("owner"),
         Token::None,
@@ -142,6 +142,8 @@ fn held_lock_has_a_known_number_of_fields() {
         Token::Str("fencing_token"),
         Token::None,
         Token::Str("shared"),
+        Token::Bool(false),
+        Token::Str("lingering"),
         Token::Bool(false),
         Token::StructEnd,
         Token::SeqEnd,

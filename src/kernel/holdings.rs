@@ -236,6 +236,7 @@ impl LockEntry {
             return;
         };
         self.remove_held(n, cx);
+        self.plan_last_attempts();
         // The line waited for the end of that lease. Now it waits for the set, in Redis.
         if !is_on(Mutant::KeptNamesEndInSilence) {
             self.serve(cx.now, cx);

@@ -81,6 +81,10 @@ impl Kernel {
             if entry.requests.iter().any(has_missed) && !is_on(Mutant::ListeningRefreshesNothing) {
                 entry.look(cx.now, cx);
             }
+            // A call for a set may have begun to watch before messages came.
+            if !is_on(Mutant::WatchBeginsAfterTheRefusal) {
+                entry.end_watches(&Failure::Restart, cx);
+            }
         });
     }
 

@@ -70,6 +70,7 @@ impl Kernel {
             let is_listening = entry.live.count_ones() as usize >= needed;
             if is_listening && !std::mem::replace(&mut entry.is_listening, true) {
                 entry.look(cx.now, cx);
+                entry.end_watches(&Failure::Restart, cx);
             }
         });
     }

@@ -28,6 +28,7 @@ use crate::kernel::fault::Fault;
 use crate::kernel::held::{HeldLease, Holder};
 use crate::kernel::lease::LeaseStatus;
 use crate::kernel::mutant::{Mutant, is_on};
+use crate::kernel::table::entry_name;
 use crate::kernel::waiter::{Failure, Outcome, Refused, Wait, WaiterCell};
 use crate::kernel::watch::Watching;
 #[cfg(sim)]
@@ -58,7 +59,7 @@ pub(crate) struct SetAcquire {
     pub(super) watch: Option<Watching>,
     /// How often in a row it began again because of a command without a reply.
     restarts: u32,
-    /// How often it was refused, and the last time, without queues.
+    /// How often it was refused, without queues; and the last refusal.
     pub(super) refusals: u32,
     pub(super) last: Option<Refused>,
 }
@@ -266,6 +267,11 @@ impl SetAcquire {
                 }
                 (Stage::One(n), Outcome::Lease(lease, _)) => {
                     cx.kernel.table.note_set(&lease);
+                    // Who had it proves at the deadline that the set was taken.
+                    let name = entry_name(&*self.names[n]);
+                    let refused = cx.with_existing(&name, |it, _| it.last.refused.clone());
+                    let refused = refused.flatten().map(|by| of_name(self.stage, by));
+                    self.last = refused.or(self.last.take());
                     self.kept.push(lease);
                     self.restarts = 0;
                     match n + 1 < self.names.len() {
@@ -292,7 +298,7 @@ impl SetAcquire {
                 (_, outcome) => {
                     self.end_watch(cx);
                     self.give_up(cx);
-                    return Step::Done(self.at_end(outcome, cx.now));
+                    return Step::Done(self.at_end(outcome, cx));
                 }
             };
         }
@@ -320,14 +326,20 @@ impl SetAcquire {
         self.wants.wait != Wait::Once && now < self.wants.deadline && !in_queue && !is_used_up
     }
 
-    /// At the deadline, an earlier refusal is a better outcome than silence, if it still counts.
-    fn at_end(&mut self, outcome: Outcome, now: Instant) -> Outcome {
-        let deadline = self.wants.deadline;
-        let start = self.start;
+    /// At the deadline, an earlier refusal is a better outcome than silence, if it still counts. So
+    /// is a lease of this client.
+    fn at_end(&mut self, outcome: Outcome, cx: &mut Context<'_>) -> Outcome {
+        let (start, deadline) = (self.start, self.wants.deadline);
         let is_silent = matches!(outcome, Outcome::Failed(Failure::Unreachable { .. }));
-        let last = self.last.take().filter(|_| is_silent && now >= deadline);
-        match last.filter(|last| last.says_taken(start, deadline)) {
-            Some(last) => Outcome::Refused(Some(last)),
+        if !is_silent || cx.now < deadline {
+            return outcome;
+        }
+        let last = self.last.take();
+        if let Some(last) = last.filter(|last| last.says_taken(start, deadline)) {
+            return Outcome::Refused(Some(last));
+        }
+        match cx.kernel.holder_of(&*self.wants.lock, cx.now, cx.fx) {
+            Some(_) => Outcome::Refused(None),
             None => outcome,
         }
     }

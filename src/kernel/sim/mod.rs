@@ -469,6 +469,42 @@ fn a_call_for_a_set_of_a_closed_client_says_so() {
     );
 }
 
+/// It had waited for the first name, and its deadline came while it asked for the second one.
+#[test]
+fn a_set_that_waited_for_one_of_its_names_is_refused_at_its_deadline() {
+    assert_keeps(
+        "seed=59 family=Sets servers=1 clients=3 threads=3 ops=11 names=2 kinds=Mutex,Set \
+         ttl=2322000 handoffs=2 backoff=0 linger=0 drifts=0,0,0 faults=",
+    );
+}
+
+/// A set of its client had kept the name when it would have asked, and got all its names later.
+#[test]
+fn a_call_behind_a_set_of_its_client_is_refused_at_its_deadline() {
+    assert_keeps(
+        "seed=1397 family=Sets servers=1 clients=2 threads=3 ops=5 names=2 kinds=Mutex,Set \
+         ttl=2322000 handoffs=2 backoff=0 linger=0 drifts=0,0,0 faults=",
+    );
+}
+
+/// Another call of its client held one of the names at its deadline.
+#[test]
+fn a_set_without_queues_behind_a_lease_of_its_client_is_refused_at_its_deadline() {
+    assert_keeps(
+        "seed=34 family=Sets servers=1 clients=2 threads=3 ops=7 names=3 \
+         kinds=SlotSet.false,NoQueue ttl=2367000 handoffs=0 backoff=0 linger=0 drifts=0,0 faults=",
+    );
+}
+
+/// The lock was released before its client heard the messages about it.
+#[test]
+fn a_set_without_queues_asks_when_messages_begin_to_come() {
+    assert_keeps(
+        "seed=491 family=Sets servers=1 clients=2 threads=2 ops=4 names=3 kinds=PlainSet,NoQueue \
+         ttl=1469000 handoffs=0 backoff=0 linger=0 drifts=0,0 faults=",
+    );
+}
+
 /// The client held the lock when it would have asked for the deadline, and lost it before that.
 #[test]
 fn a_call_behind_a_lease_that_is_lost_before_its_deadline_is_refused() {
