@@ -67,6 +67,8 @@ pub(crate) struct Pipeline<J> {
     sent: VecDeque<Sent<J>>,
     /// Commands with an answer that counts only if replicas have acknowledged it.
     unacknowledged: Vec<(J, Instant, Answer)>,
+    /// Commands that have ended; their owner takes them out.
+    pub(crate) ended: Vec<Ended<J>>,
     /// Somebody wants the connection although no command is queued.
     is_wanted: Cell<bool>,
     /// Since the last connection was lost: the attempts to make one that have failed, and when the
@@ -116,6 +118,7 @@ impl<J: Job> Pipeline<J> {
             queued: VecDeque::new(),
             sent: VecDeque::new(),
             unacknowledged: Vec::new(),
+            ended: Vec::new(),
             is_wanted: Cell::new(false),
             down: None,
             why_down: None,
@@ -164,33 +167,31 @@ impl<J: Job> Pipeline<J> {
     }
 
     /// Ends all commands: those that were written may have run.
-    pub(crate) fn abort(&mut self, now: Instant, ended: &mut Vec<Ended<J>>) {
-        self.drop_queued(now, |_| false, ended);
+    pub(crate) fn abort(&mut self, now: Instant) {
+        self.drop_queued(now, |_| false);
         if self.is_busy()
             && let Link::Open(line) = mem::replace(&mut self.link, Link::Closed)
         {
             self.close(line.connection, line.is_lent);
             let cause = Cause::text("the client was shut down");
-            self.end_unanswered(line.output.written(), |_, _| cause.clone(), ended);
+            self.end_unanswered(line.output.written(), |_, _| cause.clone());
         }
     }
 
     /// Ends the commands that are not written and not `wanted` any more.
-    pub(crate) fn drop_queued(
-        &mut self,
-        now: Instant,
-        wanted: impl Fn(&J) -> bool,
-        ended: &mut Vec<Ended<J>>,
-    ) {
+    pub(crate) fn drop_queued(&mut self, now: Instant, wanted: impl Fn(&J) -> bool) {
         for queued in mem::take(&mut self.queued) {
             if wanted(&queued.job) {
                 self.queued.push_back(queued);
                 continue;
             }
             let fault = Fault::NotRun(Cause::text("the client was shut down"));
-            let (job, sent, end) = (queued.job, now, Err(fault.into()));
-            ended.push(Ended { job, sent, end });
+            self.end(queued.job, now, Err(fault.into()));
         }
+    }
+
+    pub(super) fn end(&mut self, job: J, sent: Instant, end: Result<Answer, NodeFault>) {
+        self.ended.push(Ended { job, sent, end });
     }
 
     /// Returns whether a command has not ended.
@@ -240,20 +241,19 @@ impl<J: Job> Pipeline<J> {
             && line.output.unwritten() < MOST_UNWRITTEN
     }
 
-    /// Reads, connects and writes what is possible at `now` without waiting. Adds the commands that
-    /// have ended to `ended`.
-    pub(crate) fn turn(&mut self, now: Instant, is_ready: bool, ended: &mut Vec<Ended<J>>) {
+    /// Reads, connects and writes what is possible at `now` without waiting.
+    pub(crate) fn turn(&mut self, now: Instant, is_ready: bool) {
         let mut is_ready = is_ready;
         loop {
             match mem::replace(&mut self.link, Link::Closed) {
                 Link::Open(mut line) => {
-                    match self.exchange(&mut line, now, mem::take(&mut is_ready), ended) {
+                    match self.exchange(&mut line, now, mem::take(&mut is_ready)) {
                         Ok(true) => {
                             self.link = Link::Open(line);
                             return;
                         }
-                        Ok(false) => self.leave(*line, ended),
-                        Err(error) => self.fail(*line, error, ended),
+                        Ok(false) => self.leave(*line),
+                        Err(error) => self.fail(*line, error),
                     }
                 }
                 link => self.link = link,
@@ -262,7 +262,7 @@ impl<J: Job> Pipeline<J> {
             if self.queued.is_empty() && !(self.is_wanted.get() && is_due()) {
                 return;
             }
-            self.link = self.connect(now, ended);
+            self.link = self.connect(now);
             if !matches!(self.link, Link::Open(_)) {
                 return;
             }
@@ -270,13 +270,7 @@ impl<J: Job> Pipeline<J> {
     }
 
     /// Reads and writes. Returns false if the connection must not be used any more.
-    fn exchange(
-        &mut self,
-        line: &mut Line,
-        now: Instant,
-        is_ready: bool,
-        ended: &mut Vec<Ended<J>>,
-    ) -> RedisResult<bool> {
+    fn exchange(&mut self, line: &mut Line, now: Instant, is_ready: bool) -> RedisResult<bool> {
         if !self.server.is_current(line.connection.generation) {
             // What the old server replies does not count any more.
             return Ok(false);
@@ -288,7 +282,7 @@ impl<J: Job> Pipeline<J> {
             false => 0,
         };
         let before = (self.sent.len(), line.wait.is_some());
-        self.read(line, &mut reads, ended)?;
+        self.read(line, &mut reads)?;
         let has_taken = before != (self.sent.len(), line.wait.is_some());
         if !self.has_replies_left(line) && line.connection.has_surplus() {
             // The rest of them would be taken for the reply to the next command.
@@ -299,7 +293,7 @@ impl<J: Job> Pipeline<J> {
         if (is_drained || !has_taken) && is_late && self.late_at(line) <= now {
             return Err(timed_out().into());
         }
-        self.write(line, now, ended)?;
+        self.write(line, now)?;
         let is_done = !self.has_replies_left(line);
         Ok(!is_done || !line.is_rejected && !line.is_lent)
     }
@@ -309,12 +303,7 @@ impl<J: Job> Pipeline<J> {
     }
 
     /// Reads the replies that have arrived.
-    fn read(
-        &mut self,
-        line: &mut Line,
-        reads: &mut u32,
-        ended: &mut Vec<Ended<J>>,
-    ) -> RedisResult<()> {
+    fn read(&mut self, line: &mut Line, reads: &mut u32) -> RedisResult<()> {
         line.has_more = false;
         let mut served: Option<(Instant, bool)> = None;
         let mut outcome = Ok(());
@@ -323,7 +312,7 @@ impl<J: Job> Pipeline<J> {
                 Ok(None) => break,
                 Ok(Some(reply)) => {
                     line.has_more = n + 1 == MOST_IN_TURN;
-                    if let Err(error) = self.take(line, reply, &mut served, ended) {
+                    if let Err(error) = self.take(line, reply, &mut served) {
                         outcome = Err(error);
                         break;
                     }
@@ -346,7 +335,6 @@ impl<J: Job> Pipeline<J> {
         line: &mut Line,
         reply: Reply,
         served: &mut Option<(Instant, bool)>,
-        ended: &mut Vec<Ended<J>>,
     ) -> RedisResult<()> {
         let connection = &line.connection;
         let Some(first) = self.sent.front_mut() else {
@@ -354,11 +342,10 @@ impl<J: Job> Pipeline<J> {
                 return Err(connection.malformed());
             };
             let waited = connection.meaning_of(reply, Verb::Count)?;
-            for (job, sent, answer) in self.unacknowledged.drain(..) {
+            for (job, sent, answer) in mem::take(&mut self.unacknowledged) {
                 let waited = Some(waited.clone());
                 let end = self.server.acknowledged(answer, waited, Some(replicas));
-                let end = end.map_err(NodeFault::from);
-                ended.push(Ended { job, sent, end });
+                self.end(job, sent, end.map_err(NodeFault::from));
             }
             return Ok(());
         };
@@ -381,39 +368,25 @@ impl<J: Job> Pipeline<J> {
         if let Some((_, since)) = &mut line.wait {
             *since = Instant::now();
         }
+        let job = queued.job;
         if is_unknown {
-            let (job, sent) = (queued.job, at);
-            let end = Err(NodeFault::NoScript);
-            ended.push(Ended { job, sent, end });
+            self.end(job, at, Err(NodeFault::NoScript));
             return Ok(());
         }
         line.is_rejected |= NodeFault::not_served_in(&end).is_some();
-        let job = queued.job;
-        match end {
-            Ok(answer) => {
-                let (sent, is_write) = served.unwrap_or((at, false));
-                *served = Some((sent, is_write || verb.writes()));
-                match replicas {
-                    Some(_) => self.unacknowledged.push((job, at, answer)),
-                    None => ended.push(Ended {
-                        job,
-                        sent: at,
-                        end: Ok(answer),
-                    }),
-                }
-            }
-            end => ended.push(Ended { job, sent: at, end }),
+        if end.is_ok() {
+            let (sent, is_write) = served.unwrap_or((at, false));
+            *served = Some((sent, is_write || verb.writes()));
+        }
+        match (end, replicas) {
+            (Ok(answer), Some(_)) => self.unacknowledged.push((job, at, answer)),
+            (end, _) => self.end(job, at, end),
         }
         Ok(())
     }
 
     /// Packs queued commands, and writes what the socket takes.
-    fn write(
-        &mut self,
-        line: &mut Line,
-        now: Instant,
-        ended: &mut Vec<Ended<J>>,
-    ) -> RedisResult<()> {
+    fn write(&mut self, line: &mut Line, now: Instant) -> RedisResult<()> {
         let mut batch: Option<Replicas> = None;
         let mut count = 0;
         while count < MOST_IN_TURN
@@ -421,9 +394,8 @@ impl<J: Job> Pipeline<J> {
             && let Some(queued) = self.queued.pop_front()
         {
             if queued.job.is_over(now) {
-                let end = Err(Fault::NotRun(Cause::silence("no time was left to ask")).into());
-                let (job, sent) = (queued.job, now);
-                ended.push(Ended { job, sent, end });
+                let fault = Fault::NotRun(Cause::silence("no time was left to ask"));
+                self.end(queued.job, now, Err(fault.into()));
                 continue;
             }
             let replicas = queued.job.replicas();

@@ -15,7 +15,7 @@ use crate::redis::conn::connection::Connection;
 use crate::redis::conn::output::Output;
 use crate::redis::conn::pool::{ConnectRequest, IsLent, Pool};
 use crate::redis::pipeline::Pipeline;
-use crate::redis::pipeline::request::{Ended, Job};
+use crate::redis::pipeline::request::Job;
 use crate::replicas::Replicas;
 use crate::wait_policy::Backoff;
 
@@ -66,7 +66,7 @@ impl Line {
 
 impl<J: Job> Pipeline<J> {
     /// Makes a connection for the queued commands: returns the new state.
-    pub(super) fn connect(&mut self, now: Instant, ended: &mut Vec<Ended<J>>) -> Link {
+    pub(super) fn connect(&mut self, now: Instant) -> Link {
         let timeout = self.server.command_timeout();
         let pool = &self.server.pool;
         let (request, since) = match mem::replace(&mut self.link, Link::Closed) {
@@ -101,11 +101,9 @@ impl<J: Job> Pipeline<J> {
         };
         self.failed(now, refusal.cause.clone());
         let fault = (self.server).not_connected(refusal, since, since.after(timeout), true);
-        ended.extend(self.queued.drain(..).map(|queued| Ended {
-            job: queued.job,
-            sent: now,
-            end: Err(fault.clone().into()),
-        }));
+        for queued in mem::take(&mut self.queued) {
+            self.end(queued.job, now, Err(fault.clone().into()));
+        }
         Link::Closed
     }
 
@@ -119,7 +117,7 @@ impl<J: Job> Pipeline<J> {
     }
 
     /// Ends a connection that works, or that leads to a server that does not serve now.
-    pub(super) fn leave(&mut self, line: Line, ended: &mut Vec<Ended<J>>) {
+    pub(super) fn leave(&mut self, line: Line) {
         let Line {
             connection,
             is_lent,
@@ -145,11 +143,11 @@ impl<J: Job> Pipeline<J> {
             refusal.is_some_and(|refusal| !refusal.may_last)
         });
         let cause = refusal.unwrap_or_else(|| Cause::text("the server may have been replaced"));
-        self.end_unanswered(output.written(), |_, _| cause.clone(), ended);
+        self.end_unanswered(output.written(), |_, _| cause.clone());
     }
 
     /// Ends a connection that has failed.
-    pub(super) fn fail(&mut self, line: Line, error: RedisError, ended: &mut Vec<Ended<J>>) {
+    pub(super) fn fail(&mut self, line: Line, error: RedisError) {
         let is_unanswered = self.has_replies_left(&line) || !self.unacknowledged.is_empty();
         self.close(line.connection, line.is_lent);
         // A server may close a connection that is idle.
@@ -162,7 +160,7 @@ impl<J: Job> Pipeline<J> {
         }
         let now = Instant::now();
         let cause = |sent: Instant, name| Cause::lost_reply(error.clone(), sent.until(now), name);
-        self.end_unanswered(line.output.written(), cause, ended);
+        self.end_unanswered(line.output.written(), cause);
     }
 
     pub(super) fn close(&self, connection: Connection, is_lent: IsLent) {
@@ -178,19 +176,17 @@ impl<J: Job> Pipeline<J> {
         &mut self,
         written: u64,
         cause: impl Fn(Instant, &'static str) -> Cause,
-        ended: &mut Vec<Ended<J>>,
     ) {
-        let unacknowledged = self.unacknowledged.drain(..);
+        let unacknowledged = mem::take(&mut self.unacknowledged).into_iter();
         let unacknowledged = unacknowledged.map(|(job, sent, _)| (job, sent, WAIT, true));
-        let sent = self.sent.drain(..);
+        let sent = mem::take(&mut self.sent).into_iter();
         let sent = sent.map(|sent| (sent.queued.job, sent.at, sent.name, sent.end <= written));
         for (job, sent, name, may_have_run) in unacknowledged.chain(sent) {
             let fault = match may_have_run {
                 true => Fault::Unknown(cause(sent, name)),
                 false => Fault::NotRun(cause(sent, name)),
             };
-            let end = Err(fault.into());
-            ended.push(Ended { job, sent, end });
+            self.end(job, sent, Err(fault.into()));
         }
     }
 }

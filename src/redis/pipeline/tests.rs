@@ -131,7 +131,8 @@ impl Fixture {
     }
 
     fn turn(&mut self) {
-        self.pipeline.turn(Instant::now(), true, &mut self.ended);
+        self.pipeline.turn(Instant::now(), true);
+        self.ended.append(&mut self.pipeline.ended);
     }
 
     /// Takes turns until this many jobs have ended; returns their numbers and ends.
@@ -186,7 +187,8 @@ fn reply_that_has_arrived_counts_although_it_is_read_late() {
     let socket = fixture.pipeline.socket().unwrap();
     while !wait_for_sockets([(socket.0, false)].into_iter(), Some(LONG)).unwrap()[0] {}
     let late = Instant::now().after(LONG);
-    fixture.pipeline.turn(late, false, &mut fixture.ended);
+    fixture.pipeline.turn(late, false);
+    fixture.ended.append(&mut fixture.pipeline.ended);
     assert!(matches!(fixture.ended(1)[0], (0, Ok(Answer::Count(1)))));
 }
 

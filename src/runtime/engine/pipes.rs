@@ -111,11 +111,9 @@ impl Pipes {
 
     /// Ends all acquiring commands and refreshes: the client is closed.
     pub(in crate::runtime) fn end_asking(&mut self, now: Instant) -> Vec<Outcome> {
-        self.end(|pipe, ended| {
-            if pipe.is_asking {
-                pipe.pipeline.abort(now, ended);
-            }
-        })
+        let asking = self.all.iter_mut().filter(|pipe| pipe.is_asking);
+        asking.for_each(|pipe| pipe.pipeline.abort(now));
+        self.ended()
     }
 
     /// Ends the commands that are not written and not `wanted` any more.
@@ -125,15 +123,18 @@ impl Pipes {
         wanted: impl Fn(&Work) -> bool,
     ) -> Vec<Outcome> {
         let wanted = |sending: &Sending| wanted(&sending.work);
-        self.end(|pipe, ended| pipe.pipeline.drop_queued(now, wanted, ended))
+        for pipe in &mut self.all {
+            pipe.pipeline.drop_queued(now, wanted);
+        }
+        self.ended()
     }
 
-    fn end(&mut self, end: impl Fn(&mut Pipe, &mut Vec<Ended<Sending>>)) -> Vec<Outcome> {
-        let (mut outcomes, mut ended) = (Vec::new(), Vec::new());
-        for pipe in &mut self.all {
-            end(pipe, &mut ended);
-            let server = &pipe.pipeline.server;
-            outcomes.extend(ended.drain(..).map(|ended| outcome(server, ended)));
+    /// Takes the commands that have ended out of all pipelines.
+    fn ended(&mut self) -> Vec<Outcome> {
+        let mut outcomes = Vec::new();
+        for Pipe { pipeline, .. } in &mut self.all {
+            let ended = pipeline.ended.drain(..);
+            outcomes.extend(ended.map(|ended| outcome(&pipeline.server, ended)));
         }
         outcomes
     }
@@ -203,17 +204,16 @@ impl Pipes {
     ) -> Vec<Outcome> {
         let mut outcomes = Vec::new();
         let mut redirected = Vec::new();
-        let mut ended = Vec::new();
         self.has_changed = false;
         for pipe in &mut self.all {
             let is_ready = std::mem::take(&mut pipe.is_ready);
             let before = pipe.pipeline.line_state();
-            pipe.pipeline.turn(now, is_ready, &mut ended);
+            pipe.pipeline.turn(now, is_ready);
             let has_changed = pipe.pipeline.line_state() != before;
             self.has_changed |= has_changed && pipe.pipeline.server.number.is_some();
             let mut by_source = Vec::new();
             let server = &pipe.pipeline.server;
-            for ended in ended.drain(..) {
+            for ended in pipe.pipeline.ended.drain(..) {
                 match ended.end {
                     Err(NodeFault::NoScript) if may_resend(&ended.job.work) => {
                         by_source.push(ended.job);
