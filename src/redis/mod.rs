@@ -85,7 +85,7 @@ impl Deployment {
     pub(crate) fn command_timeout(&self) -> Duration {
         match self {
             Self::One(server) => server.command_timeout(),
-            Self::Cluster(cluster) => cluster.command_timeout,
+            Self::Cluster(cluster) => cluster.map.config.command_timeout,
             Self::Quorum(quorum) => quorum.command_timeout,
         }
     }

@@ -45,6 +45,9 @@ pub(crate) struct Sentinels {
     on_change: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
+/// Connects to an address by an instant; fails unless it is a master.
+type Open<'a> = &'a dyn Fn(&Address, Instant) -> RedisResult<Connection>;
+
 /// What the sentinels said when they were all asked.
 struct Poll {
     reports: Vec<(usize, Report)>,
@@ -92,14 +95,14 @@ impl Sentinels {
     pub(super) fn connect(
         self: &Arc<Self>,
         timeout: Duration,
-        open: impl Fn(&Address, Instant) -> RedisResult<Connection>,
+        open: Open<'_>,
     ) -> RedisResult<(Connection, bool)> {
         // Until an address is tried, a failure is one of the sentinels.
         self.trying.lock().take();
         let serving = self.beliefs.lock().serving().cloned();
         if let Some(address) = serving {
             let until = Instant::now().after(timeout);
-            return Ok((self.open(&address, until, &open)?, false));
+            return Ok((self.open(&address, until, open)?, false));
         }
         let (poll, mut candidates) = match self.poll(timeout) {
             Ok(poll) => {
@@ -122,7 +125,7 @@ impl Sentinels {
         for (n, address) in candidates.iter().enumerate() {
             let now = Instant::now();
             let until = now.after(now.until(end) / (candidates.len() - n) as u32);
-            match self.open(address, until, &open) {
+            match self.open(address, until, open) {
                 Ok(connection) => return Ok((connection, self.take(address, poll.as_ref())?)),
                 Err(error) => failure = Some(error),
             }
@@ -131,12 +134,7 @@ impl Sentinels {
     }
 
     /// Connects to an address, and records whether that worked.
-    fn open(
-        &self,
-        address: &HostPort,
-        until: Instant,
-        open: impl Fn(&Address, Instant) -> RedisResult<Connection>,
-    ) -> RedisResult<Connection> {
+    fn open(&self, address: &HostPort, until: Instant, open: Open<'_>) -> RedisResult<Connection> {
         let master = self.at(address);
         *self.trying.lock() = Some(master.label.clone());
         let opened = open(&master, until).inspect(|_| *self.trying.lock() = None);
@@ -275,11 +273,7 @@ impl Sentinels {
     /// Asks all sentinels whether the master has moved, and returns true if it has. The connections
     /// to a master that serves are given up only if the other server has answered as a master, or
     /// if most sentinels name that one. One thread at a time does this.
-    pub(super) fn look(
-        self: &Arc<Self>,
-        timeout: Duration,
-        open: impl Fn(&Address, Instant) -> RedisResult<Connection>,
-    ) -> bool {
+    pub(super) fn look(self: &Arc<Self>, timeout: Duration, open: Open<'_>) -> bool {
         if self.beliefs.lock().known().is_none() {
             return false;
         }
@@ -293,15 +287,10 @@ impl Sentinels {
 
     /// Moves to the first of the candidates that answers as a master. Returns whether the master
     /// has moved.
-    fn follow(
-        &self,
-        poll: &Poll,
-        timeout: Duration,
-        open: impl Fn(&Address, Instant) -> RedisResult<Connection>,
-    ) -> bool {
+    fn follow(&self, poll: &Poll, timeout: Duration, open: Open<'_>) -> bool {
         for address in &poll.choice.candidates {
             let until = Instant::now().after(timeout);
-            if self.open(address, until, &open).is_ok() {
+            if self.open(address, until, open).is_ok() {
                 return self.take(address, Some(poll)).unwrap_or_else(|_| {
                     self.beliefs.lock().ask_again();
                     false
@@ -419,7 +408,7 @@ mod tests {
         let sentinels = sentinels("redis+sentinel://127.0.0.1:1,127.0.0.1:2/m");
         let tried = Mutex::new(Vec::new());
         let connect = || {
-            let outcome = sentinels.connect(Duration::from_secs(1), |address, _| {
+            let outcome = sentinels.connect(Duration::from_secs(1), &|address, _| {
                 tried.lock().push(address.label.clone());
                 Err((ErrorKind::Io, "refused").into())
             });

@@ -39,7 +39,6 @@ pub(crate) struct Cluster {
     pub(super) map: Arc<SlotMap>,
     /// The addresses given for the cluster, for messages.
     pub(super) label: String,
-    pub(super) command_timeout: Duration,
 }
 
 impl Cluster {
@@ -47,7 +46,6 @@ impl Cluster {
         Self {
             label: nodes.label(),
             map: SlotMap::new(nodes, config),
-            command_timeout: config.command_timeout,
         }
     }
 

@@ -49,7 +49,7 @@ type Follower = dyn Fn(&Moved) + Send + Sync;
 pub(crate) struct SlotMap {
     me: Weak<Self>,
     pub(super) nodes: Nodes,
-    pub(super) config: Config,
+    pub(in crate::redis) config: Config,
     known: Mutex<KnownSlots>,
     /// Notified after each refresh, successful or not.
     refreshed: Condvar,

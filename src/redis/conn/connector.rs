@@ -124,7 +124,7 @@ impl Connector {
                 let open = |master: &Address, until| {
                     self.open_master(master, Deadlines { soonest, until })
                 };
-                let (connection, has_moved) = sentinels.connect(self.connect_timeout, open)?;
+                let (connection, has_moved) = sentinels.connect(self.connect_timeout, &open)?;
                 if has_moved {
                     moved();
                 }
@@ -137,7 +137,7 @@ impl Connector {
     pub(in crate::redis) fn look_for_master(&self) -> bool {
         let open = |master: &Address, until: Instant| self.open_master(master, until.into());
         let sentinels = self.sentinels();
-        sentinels.is_some_and(|sentinels| sentinels.look(self.connect_timeout, open))
+        sentinels.is_some_and(|sentinels| sentinels.look(self.connect_timeout, &open))
     }
 
     /// Counts a move of the master, after the connections to the old one were given up.
