@@ -11,7 +11,7 @@ use crate::connect_failure::ConnectFailure;
 use crate::error_reply::{is_tls_refusal, library_text};
 use crate::escape::Escaped;
 use crate::shortage::Shortage;
-use crate::violation::{NoFirstReply, Violation};
+use crate::violation::Violation;
 
 /// The `command` of `Error::Refused` if the server refuses to log the user on.
 pub(crate) const LOG_ON: &str = "the log-on";
@@ -169,13 +169,14 @@ impl Cause {
         }
     }
 
-    /// The peer accepted a connection and did not reply on it; `hint` says what to try.
-    pub(crate) fn no_first_reply(event: NoFirstReply, hint: &str) -> Self {
-        let kind = match event {
-            NoFirstReply::Silent => CauseKind::Timeout,
-            NoFirstReply::Closed(_) => CauseKind::Connection,
+    /// A failure to connect; `hint` says what to try.
+    pub(crate) fn of_failure(failure: &ConnectFailure, hint: &str) -> Self {
+        let kind = match failure {
+            ConnectFailure::Silent => CauseKind::Timeout,
+            ConnectFailure::Rejected(_) => CauseKind::Server,
+            _ => CauseKind::Connection,
         };
-        Self::new(kind, &format!("{event}{hint}"))
+        Self::new(kind, &format!("{failure}{hint}"))
     }
 
     /// An error of a connection attempt, whose timeout is `limit`.
@@ -307,17 +308,9 @@ impl Cause {
 
 impl From<RedisError> for Cause {
     fn from(error: RedisError) -> Self {
-        if let Some(event) = NoFirstReply::of(&error) {
-            return Self::no_first_reply(event, "");
-        }
         match ConnectFailure::of(&error) {
-            Some(failure @ ConnectFailure::Rejected(_)) => {
-                return Self::new(CauseKind::Server, &failure.to_string());
-            }
-            Some(failure @ (ConnectFailure::Local(_) | ConnectFailure::ClosedAt(_))) => {
-                return Self::new(CauseKind::Connection, &failure.to_string());
-            }
             Some(ConnectFailure::Expired(_)) | None => {}
+            Some(failure) => return Self::of_failure(failure, ""),
         }
         if error.is_timeout() {
             // The operating system's text is "resource temporarily unavailable".
@@ -376,7 +369,7 @@ mod tests {
             cause.to_string(),
             "no answer in time; before that: READONLY"
         );
-        let silent = Cause::no_first_reply(NoFirstReply::Silent, "");
+        let silent = Cause::of_failure(&ConnectFailure::Silent, "");
         let cause = silent.or_said_before(&mut said).to_string();
         assert!(cause.ends_with("; before that: READONLY"), "{cause}");
         let cause = Cause::text("LOADING").or_said_before(&mut said);

@@ -5,7 +5,7 @@ use std::io;
 
 use redis::RedisError;
 
-use crate::violation::payload;
+use crate::violation::{io_error, payload};
 
 /// Why no connection could be made, although waiting calls may go on.
 ///
@@ -22,6 +22,12 @@ pub(crate) enum ConnectFailure {
     /// A certificate has expired. Unlike the others, this lasts until a certificate is replaced.
     #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "no TLS"))]
     Expired(String),
+    /// The peer accepted the connection and sent nothing until the deadline, like a TLS port
+    /// addressed without TLS.
+    Silent,
+    /// The peer accepted the connection and closed it before it sent anything, instead of a reply
+    /// to this command if one is named.
+    ClosedUnheard(Option<&'static str>),
 }
 
 impl ConnectFailure {
@@ -30,9 +36,28 @@ impl ConnectFailure {
         payload(error)
     }
 
+    /// Returns the failure that `error` carries, if the peer has not sent anything.
+    pub(crate) fn unheard(error: &RedisError) -> Option<&Self> {
+        Self::of(error).filter(|it| matches!(it, Self::Silent | Self::ClosedUnheard(_)))
+    }
+
+    /// Marks `error`, which came before any reply, if it is a timeout or a closed connection.
+    ///
+    /// [`RedisError::is_timeout`] and [`RedisError::is_connection_dropped`] return what they would
+    /// without the mark.
+    pub(crate) fn mark(error: RedisError) -> RedisError {
+        // A payload is a TLS error about the peer's data, or a violation.
+        let is_bare = io_error(&error).is_some_and(|error| error.get_ref().is_none());
+        match is_bare {
+            true if error.is_timeout() => Self::Silent.into(),
+            true if error.is_connection_dropped() => Self::ClosedUnheard(None).into(),
+            _ => error,
+        }
+    }
+
     /// Returns whether the server or the network caused it.
     pub(crate) fn is_servers_fault(&self) -> bool {
-        matches!(self, Self::ClosedAt(_) | Self::Expired(_))
+        !matches!(self, Self::Local(_) | Self::Rejected(_))
     }
 }
 
@@ -46,6 +71,13 @@ impl fmt::Display for ConnectFailure {
                  {answer}"
             ),
             Self::ClosedAt(command) => write!(f, "the peer closed the connection at {command}"),
+            Self::Silent => {
+                f.write_str("the peer accepted the connection and sent nothing in time")
+            }
+            Self::ClosedUnheard(command) => {
+                f.write_str("the peer accepted the connection and closed it without a reply")?;
+                command.map_or(Ok(()), |command| write!(f, " to {command}"))
+            }
         }
     }
 }
@@ -58,8 +90,44 @@ impl From<ConnectFailure> for RedisError {
             ConnectFailure::Local(_) => io::ErrorKind::Other,
             ConnectFailure::Rejected(_) => io::ErrorKind::PermissionDenied,
             ConnectFailure::Expired(_) => io::ErrorKind::InvalidData,
-            ConnectFailure::ClosedAt(_) => io::ErrorKind::UnexpectedEof,
+            ConnectFailure::Silent => io::ErrorKind::TimedOut,
+            ConnectFailure::ClosedAt(_) | ConnectFailure::ClosedUnheard(_) => {
+                io::ErrorKind::UnexpectedEof
+            }
         };
         io::Error::new(kind, failure).into()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::violation::{Violation, ViolationKind};
+
+    #[test]
+    fn a_marked_error_keeps_its_kind() {
+        for (kind, expected) in [
+            (io::ErrorKind::TimedOut, Some(ConnectFailure::Silent)),
+            (
+                io::ErrorKind::UnexpectedEof,
+                Some(ConnectFailure::ClosedUnheard(None)),
+            ),
+            (
+                io::ErrorKind::ConnectionReset,
+                Some(ConnectFailure::ClosedUnheard(None)),
+            ),
+            (io::ErrorKind::PermissionDenied, None),
+        ] {
+            let plain = RedisError::from(io::Error::from(kind));
+            let marked = ConnectFailure::mark(plain.clone());
+            assert_eq!(ConnectFailure::of(&marked), expected.as_ref());
+            assert_eq!(marked.is_timeout(), plain.is_timeout());
+            assert_eq!(
+                marked.is_connection_dropped(),
+                plain.is_connection_dropped()
+            );
+        }
+        let violation = RedisError::from(Violation::new(ViolationKind::NotResp, b"x"));
+        assert!(Violation::of(&ConnectFailure::mark(violation)).is_some());
     }
 }

@@ -1,4 +1,4 @@
-//! Errors of a peer that may not be Redis: replies that no Redis server sends, and no reply at all.
+//! Errors of a peer that may not be Redis: replies that no Redis server sends.
 
 use std::fmt;
 use std::io;
@@ -84,63 +84,6 @@ impl From<Violation> for RedisError {
     }
 }
 
-/// The peer accepted the connection and never sent anything, like a TLS port addressed without TLS.
-///
-/// A [`RedisError`] carries it as it carries a [`Violation`]. The [`io::Error`] around it keeps the
-/// kind of the event (`TimedOut`, `UnexpectedEof`, `ConnectionReset`, …), so
-/// [`RedisError::is_timeout`] and [`RedisError::is_connection_dropped`] return what they would
-/// without it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum NoFirstReply {
-    /// It sent nothing until the deadline.
-    Silent,
-    /// It closed the connection, instead of a reply to this command if one is named.
-    Closed(Option<&'static str>),
-}
-
-impl NoFirstReply {
-    /// Returns the event that `error` carries, if any.
-    pub(crate) fn of(error: &RedisError) -> Option<Self> {
-        payload(error).copied()
-    }
-
-    /// Returns the error of a peer that closed the connection instead of a reply to `command`.
-    pub(crate) fn closed_at(command: &'static str) -> RedisError {
-        io::Error::new(io::ErrorKind::UnexpectedEof, Self::Closed(Some(command))).into()
-    }
-
-    /// Marks `error`, which came before any reply, if it is a timeout or a closed connection.
-    pub(crate) fn mark(error: RedisError) -> RedisError {
-        // A payload is a TLS error about the peer's data, or a violation.
-        let bare = io_error(&error).filter(|error| error.get_ref().is_none());
-        match bare.map(io::Error::kind) {
-            Some(kind @ (io::ErrorKind::TimedOut | io::ErrorKind::WouldBlock)) => {
-                io::Error::new(kind, Self::Silent).into()
-            }
-            Some(kind) if error.is_connection_dropped() => {
-                io::Error::new(kind, Self::Closed(None)).into()
-            }
-            _ => error,
-        }
-    }
-}
-
-impl fmt::Display for NoFirstReply {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Silent => {
-                f.write_str("the peer accepted the connection and sent nothing in time")
-            }
-            Self::Closed(command) => {
-                f.write_str("the peer accepted the connection and closed it without a reply")?;
-                command.map_or(Ok(()), |command| write!(f, " to {command}"))
-            }
-        }
-    }
-}
-
-impl std::error::Error for NoFirstReply {}
-
 /// Returns the payload of type `T` that an I/O error carries, if any.
 pub(crate) fn payload<T: std::error::Error + 'static>(error: &RedisError) -> Option<&T> {
     io_error(error)?.get_ref()?.downcast_ref()
@@ -173,33 +116,5 @@ mod tests {
                 .contains("begins \"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\\r\\n\""),
             "{error}"
         );
-        assert_eq!(NoFirstReply::of(&error), None);
-    }
-
-    #[test]
-    fn a_marked_error_keeps_its_kind() {
-        for (kind, expected) in [
-            (io::ErrorKind::TimedOut, Some(NoFirstReply::Silent)),
-            (
-                io::ErrorKind::UnexpectedEof,
-                Some(NoFirstReply::Closed(None)),
-            ),
-            (
-                io::ErrorKind::ConnectionReset,
-                Some(NoFirstReply::Closed(None)),
-            ),
-            (io::ErrorKind::PermissionDenied, None),
-        ] {
-            let plain = RedisError::from(io::Error::from(kind));
-            let marked = NoFirstReply::mark(plain.clone());
-            assert_eq!(NoFirstReply::of(&marked), expected);
-            assert_eq!(marked.is_timeout(), plain.is_timeout());
-            assert_eq!(
-                marked.is_connection_dropped(),
-                plain.is_connection_dropped()
-            );
-        }
-        let violation = RedisError::from(Violation::new(ViolationKind::NotResp, b"x"));
-        assert!(Violation::of(&NoFirstReply::mark(violation)).is_some());
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use redis::{ErrorKind, RedisError, RedisResult};
 
 use crate::clock::Instant;
+use crate::connect_failure::ConnectFailure;
 use crate::error::{Cause, Error};
 use crate::error_reply::{is_final_at_logon, library_text};
 use crate::kernel::fault::Fault;
@@ -15,7 +16,6 @@ use crate::redis::cluster::slots::SlotLayout;
 use crate::redis::conn::connection::Connection;
 use crate::redis::gather::{Answers, Enough, NoAnswer, gather};
 use crate::url::HostPort;
-use crate::violation::NoFirstReply;
 
 /// Marks a node as being asked until dropped, so that at most one thread asks a node that hangs.
 struct AskingGuard {
@@ -79,8 +79,8 @@ impl SlotMap {
             NoAnswer::Silent(Some((n, error))) => {
                 // The index of the request: `asks` and `addresses` have the same order.
                 let (host, port) = &addresses[n];
-                let cause = match NoFirstReply::of(&error) {
-                    Some(event) => Cause::no_first_reply(event, self.tls_hint()),
+                let cause = match ConnectFailure::unheard(&error) {
+                    Some(failure) => Cause::of_failure(failure, self.tls_hint()),
                     None => error.into(),
                 };
                 // A node may have reported this host: its label is escaped.

@@ -8,6 +8,7 @@ use redis::{ErrorKind, RedisError, RedisResult};
 
 use crate::clock::Instant;
 use crate::config::Config;
+use crate::connect_failure::ConnectFailure;
 use crate::error::Cause;
 use crate::error_reply::is_final_at_logon;
 use crate::protocol::reply::Reply;
@@ -18,7 +19,6 @@ use crate::redis::sentinel::Sentinels;
 use crate::shortage::Shortage;
 use crate::thread_group::ThreadGroup;
 use crate::url::{Address, Sentinel};
-use crate::violation::NoFirstReply;
 
 /// How to connect to a server.
 pub(crate) struct Connector {
@@ -158,8 +158,8 @@ impl Connector {
             return Cause::of_shortage(shortage);
         }
         let is_final = is_final_at_logon(&error);
-        let cause = match NoFirstReply::of(&error) {
-            Some(event) => Cause::no_first_reply(event, self.tls_hint()),
+        let cause = match ConnectFailure::unheard(&error) {
+            Some(failure) => Cause::of_failure(failure, self.tls_hint()),
             None => Cause::no_connection(error, self.connect_timeout),
         };
         match is_final {
@@ -188,7 +188,7 @@ impl Connector {
     /// Returns why no connection was ready in time.
     pub(super) fn no_connection_yet(&self) -> Cause {
         self.with_announced(match self.awaits_first.load(Ordering::Relaxed) {
-            true => Cause::no_first_reply(NoFirstReply::Silent, self.tls_hint()),
+            true => Cause::of_failure(&ConnectFailure::Silent, self.tls_hint()),
             false => Cause::silence("no connection in time"),
         })
     }

@@ -12,7 +12,6 @@ use crate::connect_failure::ConnectFailure;
 use crate::error_reply::{is_rejected_logon, library_text, words};
 use crate::protocol::reply::Reply;
 use crate::url::Address;
-use crate::violation::NoFirstReply;
 
 /// A command of the log-on. It decides what an error reply means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -191,7 +190,7 @@ impl Connection {
                     let is_closed = error.is_connection_dropped();
                     let error = match ignored {
                         Some(why) if is_closed => why.into(),
-                        _ if n == 0 && awaits_first => NoFirstReply::mark(error),
+                        _ if n == 0 && awaits_first => ConnectFailure::mark(error),
                         _ => error,
                     };
                     return Err(Refusal { error, is_closed });
@@ -221,8 +220,8 @@ impl Refusal {
             return self;
         }
         let command = verb(command);
-        self.error = match NoFirstReply::of(&self.error) {
-            Some(_) => NoFirstReply::closed_at(command),
+        self.error = match ConnectFailure::unheard(&self.error) {
+            Some(_) => ConnectFailure::ClosedUnheard(Some(command)).into(),
             None => ConnectFailure::ClosedAt(command).into(),
         };
         self

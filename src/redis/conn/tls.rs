@@ -12,7 +12,8 @@ use rustls::{ClientConfig, ClientConnection};
 use super::reader::Reader;
 use super::socket::Socket;
 use crate::clock::Instant;
-use crate::violation::{NoFirstReply, Violation, ViolationKind};
+use crate::connect_failure::ConnectFailure;
+use crate::violation::{Violation, ViolationKind};
 
 /// The types of the TLS records that a server can send first:
 /// <https://www.rfc-editor.org/rfc/rfc8446#section-5.1>.
@@ -77,9 +78,9 @@ impl TlsStream {
     fn check_first(&self, until: Instant) -> RedisResult<()> {
         let mut first = [0; SHOWN];
         let count = self.socket.peek(&mut first, until);
-        let first = match count.map_err(|error| NoFirstReply::mark(error.into()))? {
+        let first = match count.map_err(|error| ConnectFailure::mark(error.into()))? {
             0 => {
-                return Err(NoFirstReply::mark(
+                return Err(ConnectFailure::mark(
                     io::Error::from(io::ErrorKind::UnexpectedEof).into(),
                 ));
             }
