@@ -217,7 +217,7 @@ impl Deployment {
             Self::Cluster(cluster) => cluster.call_or_undo(call, until, cap_rule, unanswered),
             Self::Quorum(quorum) => {
                 let sent = Instant::now();
-                Ok((quorum.ask(Some(&call), until)?, sent))
+                Ok((quorum.ask(&Request::Call(call), until)?, sent))
             }
         }
     }
@@ -227,7 +227,7 @@ impl Deployment {
         match self {
             Self::One(server) => server.ping(until),
             Self::Cluster(cluster) => cluster.ping(until),
-            Self::Quorum(quorum) => quorum.ask(None, until).map(drop),
+            Self::Quorum(quorum) => quorum.ask(&Request::Ping, until).map(drop),
         }
     }
 

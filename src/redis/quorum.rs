@@ -16,8 +16,6 @@ use crate::kernel::round::Undecided;
 use crate::kernel::votes::{Majority, Verdict, Votes};
 use crate::logging;
 use crate::protocol::answer::Answer;
-use crate::protocol::script::Call;
-use crate::protocol::verb::Verb;
 use crate::redis::conn::callers::Cap;
 use crate::redis::conn::connection::{MOST_READS, Replied, is_no_script, wait_for_any};
 use crate::redis::conn::connector::Connector;
@@ -25,6 +23,7 @@ use crate::redis::conn::pool::PooledConnection;
 use crate::redis::conn::socket::timed_out;
 use crate::redis::fault::NodeFault;
 use crate::redis::health::ServerHealth;
+use crate::redis::pipeline::Request;
 use crate::redis::quorum::names::Names;
 use crate::redis::server::Server;
 use crate::sync::Mutex;
@@ -88,17 +87,17 @@ impl Quorum {
         }
     }
 
-    /// Sends `call` to all servers, or PING if there is none, and waits at most until `until` for
-    /// enough replies to decide it.
-    pub(crate) fn ask(&self, call: Option<&Call<'_>>, until: Instant) -> Result<Answer, Fault> {
-        let verb = call.map_or(Verb::Ping, |call| call.verb);
+    /// Sends `request` to all servers, and waits at most until `until` for enough replies to decide
+    /// it.
+    pub(crate) fn ask(&self, request: &Request<'_>, until: Instant) -> Result<Answer, Fault> {
+        let verb = request.verb();
         let mut replies = Replies {
             votes: Votes::new(verb, self.size),
             faults: Vec::new(),
             answers: 0,
         };
         let sent = Instant::now();
-        let mut asked = self.ask_each(call, until, &mut replies);
+        let mut asked = self.ask_each(request, until, &mut replies);
         loop {
             match replies.votes.verdict() {
                 Verdict::Decided(answer) => return Ok(answer),
@@ -108,21 +107,23 @@ impl Quorum {
             wait(&mut asked, until);
             let is_late = Instant::now() >= until;
             for mut one in std::mem::take(&mut asked) {
-                match one.read(call, verb, until) {
+                match one.read(request, until) {
                     Ok(None) if !is_late => asked.push(one),
                     Ok(Some(answer)) => {
                         let number = one.number;
-                        let (vote, fault) = one.settle(call, answer, sent);
-                        replies.answers += usize::from(vote.is_some());
-                        replies.votes.count(vote);
-                        replies.faults.extend(fault.map(|fault| (number, fault)));
+                        match one.settle(request, answer, sent) {
+                            Ok(answer) => {
+                                replies.answers += 1;
+                                replies.votes.count(Some(answer));
+                            }
+                            Err(fault) => replies.failed(number, fault),
+                        }
                     }
                     end => {
                         let error = end.err().unwrap_or_else(|| timed_out().into());
-                        let command = call.map_or("PING", |call| call.script.name);
+                        let (name, is_write) = (request.name(), verb.writes());
                         let fault =
-                            one.server
-                                .no_answer(error, sent, until, command, true, verb.writes());
+                            (one.server).no_answer(error, sent, until, name, true, is_write);
                         replies.failed(one.number, fault);
                     }
                 }
@@ -133,11 +134,11 @@ impl Quorum {
     /// Writes the call to each server that can be reached.
     fn ask_each<'a>(
         &'a self,
-        call: Option<&Call<'_>>,
+        request: &Request<'_>,
         until: Instant,
         replies: &mut Replies,
     ) -> Vec<Asked<'a>> {
-        let is_write = call.map_or(Verb::Ping, |call| call.verb).writes();
+        let is_write = request.verb().writes();
         let mut asked = Vec::new();
         let mut servers: Vec<(usize, &Arc<Server>)> = self.servers.iter().enumerate().collect();
         // Those that can be reached come first.
@@ -155,10 +156,8 @@ impl Quorum {
                 }
             };
             let by = now.after(self.command_timeout).min(until);
-            let written = pooled
-                .connection()
-                .write(by, |buffer| pack(call, false, buffer));
-            match written {
+            let connection = pooled.connection();
+            match connection.write(by, |buffer| request.pack(false, buffer)) {
                 Ok(()) => asked.push(Asked {
                     number,
                     server,
@@ -195,20 +194,15 @@ impl Replies {
 
 impl Asked<'_> {
     /// Returns the reply, if it has arrived.
-    fn read(
-        &mut self,
-        call: Option<&Call<'_>>,
-        verb: Verb,
-        until: Instant,
-    ) -> RedisResult<Option<Replied>> {
+    fn read(&mut self, request: &Request<'_>, until: Instant) -> RedisResult<Option<Replied>> {
         let mut reads = if self.is_ready { MOST_READS } else { 0 };
         let connection = self.pooled.connection();
         let Some(reply) = connection.answer_at_hand(&mut reads)? else {
             return Ok(None);
         };
-        let answer = connection.meaning_of(reply, verb)?;
+        let answer = connection.meaning_of(reply, request.verb())?;
         if is_no_script(&answer) && !std::mem::replace(&mut self.by_source, true) {
-            connection.write(until, |buffer| pack(call, true, buffer))?;
+            connection.write(until, |buffer| request.pack(true, buffer))?;
             return Ok(None);
         }
         Ok(Some(answer))
@@ -217,31 +211,15 @@ impl Asked<'_> {
     /// Returns the vote of the server, or why it has none.
     fn settle(
         self,
-        call: Option<&Call<'_>>,
+        request: &Request<'_>,
         answer: Replied,
         sent: Instant,
-    ) -> (Option<Answer>, Option<Fault>) {
+    ) -> Result<Answer, Fault> {
         let Self { server, pooled, .. } = self;
-        let is_write = call.is_some_and(|call| call.verb.writes());
-        let fault = |error| match call {
-            Some(call) => server.node_fault(call, &error),
-            None => (server.refusal("PING", &error, || "it needs +ping".into())).into(),
-        };
-        let answer = answer.map_err(fault);
-        let is_write = is_write && answer.is_ok();
+        let answer = answer.map_err(|error| request.fault(server, &error));
+        let is_write = request.verb().writes() && answer.is_ok();
         server.settle(pooled, sent, NodeFault::not_served_in(&answer), is_write);
-        match answer {
-            Ok(answer) => (Some(answer), None),
-            Err(fault) => (None, Some(fault.into())),
-        }
-    }
-}
-
-fn pack(call: Option<&Call<'_>>, by_source: bool, buffer: &mut Vec<u8>) {
-    match call {
-        Some(call) if by_source => call.pack_by_source(buffer),
-        Some(call) => call.pack_by_sha(buffer),
-        None => redis::cmd("PING").write_packed_command(buffer),
+        Ok(answer?)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The commands of a pipeline, and their ends.
+//! The commands of a pipeline and of a quorum, and their ends.
 
 use redis::ServerError;
 
@@ -41,20 +41,23 @@ pub(crate) enum Request<'a> {
         channel: &'a [u8],
         message: &'a [u8],
     },
+    Ping,
 }
 
 impl Request<'_> {
-    pub(super) fn verb(&self) -> Verb {
+    pub(in crate::redis) fn verb(&self) -> Verb {
         match self {
             Self::Call(call) => call.verb,
             Self::Publish { .. } => Verb::Count,
+            Self::Ping => Verb::Ping,
         }
     }
 
-    pub(super) fn name(&self) -> &'static str {
+    pub(in crate::redis) fn name(&self) -> &'static str {
         match self {
             Self::Call(call) => call.script.name,
             Self::Publish { .. } => "PUBLISH",
+            Self::Ping => "PING",
         }
     }
 
@@ -62,7 +65,7 @@ impl Request<'_> {
         matches!(self, Self::Call(call) if call.asking)
     }
 
-    pub(super) fn pack(&self, by_source: bool, buffer: &mut Vec<u8>) {
+    pub(in crate::redis) fn pack(&self, by_source: bool, buffer: &mut Vec<u8>) {
         match self {
             Self::Call(call) if by_source => call.pack_by_source(buffer),
             Self::Call(call) => call.pack_by_sha(buffer),
@@ -71,17 +74,19 @@ impl Request<'_> {
                 publish.arg(channel).arg(message);
                 publish.write_packed_command(buffer);
             }
+            Self::Ping => redis::cmd("PING").write_packed_command(buffer),
         }
     }
 
     /// Returns what an error reply means.
-    pub(super) fn fault(&self, server: &Server, error: &ServerError) -> NodeFault {
+    pub(in crate::redis) fn fault(&self, server: &Server, error: &ServerError) -> NodeFault {
         match self {
             Self::Call(call) => server.node_fault(call, error),
             Self::Publish { channel, .. } => {
                 let needs = || rights("PUBLISH", &[channel], false);
                 server.refusal("PUBLISH", error, needs).into()
             }
+            Self::Ping => (server.refusal("PING", error, || rights("PING", &[], false))).into(),
         }
     }
 }

@@ -80,7 +80,7 @@ impl Sending {
     pub(in crate::runtime) fn slot(&self) -> Option<u16> {
         self.with_request(|request| match request {
             Request::Call(call) => call.keys[0].first().map(|key| slot(key)),
-            Request::Publish { .. } => None,
+            Request::Publish { .. } | Request::Ping => None,
         })
     }
 
@@ -89,7 +89,7 @@ impl Sending {
     pub(in crate::runtime) fn use_fewer_keys(&mut self) -> bool {
         let has_fewer = self.with_request(|request| match request {
             Request::Call(call) => fewer_keys(call).is_some(),
-            Request::Publish { .. } => false,
+            Request::Publish { .. } | Request::Ping => false,
         });
         self.fewer_keys += u32::from(has_fewer);
         has_fewer
