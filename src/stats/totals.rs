@@ -302,11 +302,10 @@ mod tests {
         let mut totals = Totals::default();
         let names: Vec<_> = totals.fields().map(|(name, _)| name).collect();
         assert_eq!(names.first(), Some(&"attempts"));
-        assert_eq!(names.len(), 18);
         for (n, name) in (1..).zip(&names) {
             *totals.field(name.as_bytes()).unwrap() = n;
         }
-        assert!((1..=18).eq(totals.fields().map(|(_, n)| n)));
+        assert!(totals.fields().map(|(_, n)| n).eq(1..=names.len() as u64));
         assert_eq!(totals.field(b"unheard_of"), None);
         let one = Totals {
             refused: 1,
