@@ -4,6 +4,7 @@
 mod tests;
 
 use std::ffi::OsString;
+use std::fmt;
 use std::num::NonZeroU16;
 #[cfg(feature = "tls")]
 use std::path::PathBuf;
@@ -232,10 +233,8 @@ fn tls(
     }
     for name in ["REDIS_TLS_CA", "REDIS_TLS_CERT", "REDIS_TLS_KEY"] {
         if text(name)?.is_some() {
-            return Err(Error::Config(format!(
-                "the environment variable {name} cannot be used: \
-                 this program was built without the feature `tls` of leasehold"
-            )));
+            let why = "this program was built without the feature `tls` of leasehold";
+            return Err(unusable(name, why));
         }
     }
     Ok(builder)
@@ -244,11 +243,13 @@ fn tls(
 /// Returns `value`, or an error that blames the variable `name`. So the check of `value` must not
 /// depend on another setting.
 fn checked<T>(name: &str, value: Result<T, Error>) -> Result<T, Error> {
-    value.map_err(|error| {
-        Error::Config(format!(
-            "the environment variable {name} cannot be used: {error}"
-        ))
-    })
+    value.map_err(|error| unusable(name, error))
+}
+
+fn unusable(name: &str, why: impl fmt::Display) -> Error {
+    Error::Config(format!(
+        "the environment variable {name} cannot be used: {why}"
+    ))
 }
 
 /// Returns the URL made of this `REDIS_HOST`, `REDIS_PORT` and `REDIS_DB`.
@@ -258,11 +259,8 @@ fn assemble(
 ) -> Result<String, Error> {
     let host = host.unwrap_or(DEFAULT_HOST);
     if host.contains("://") {
-        return Err(Error::Config(
-            "the environment variable REDIS_HOST cannot be used: it contains a URL; put that into \
-             REDIS_URL"
-                .into(),
-        ));
+        let why = "it contains a URL; put that into REDIS_URL";
+        return Err(unusable("REDIS_HOST", why));
     }
     let (host, own_port) = split_port(host);
     let own_port = own_port.map(|port| {

@@ -9,25 +9,10 @@ use crate::kernel::fault::Fault;
 use crate::name::shown;
 use crate::protocol::redirect::Redirect;
 use crate::protocol::script::Call;
-use crate::redis::conn::dial::ConnectError;
 use crate::redis::fault::NodeFault;
 use crate::redis::server::Server;
 
 impl Server {
-    /// Records that a caller got no connection, and returns its fault.
-    pub(super) fn connect_error(&self, connect_error: ConnectError, counts: bool) -> Fault {
-        if connect_error.is_final {
-            return Fault::Rejected(Error::Refused {
-                server: self.label().to_owned(),
-                command: connect_error.cause.refused_step(),
-                answer: connect_error.cause.to_string(),
-                retried_for: None,
-            });
-        }
-        self.failed_by(Some(&connect_error.cause), counts);
-        Fault::NotRun(connect_error.cause)
-    }
-
     /// Returns what an error reply to `call` means for its caller.
     pub(super) fn fault(&self, call: &Call<'_>, error: &ServerError) -> Fault {
         // With several names, a script's error begins with the number of the name, counted from 1.

@@ -8,7 +8,7 @@ use redis::RedisError;
 
 use crate::clock::Instant;
 use crate::config::Config;
-use crate::error::Cause;
+use crate::error::{Cause, Error};
 use crate::health::HealthPart;
 use crate::kernel::fault::Fault;
 use crate::logging;
@@ -147,11 +147,20 @@ impl Server {
             // The client ran out of connections, which says nothing about the server.
             return Fault::NotRun(refusal.cause);
         }
+        if refusal.is_final {
+            return Fault::Rejected(Error::Refused {
+                server: self.label().to_owned(),
+                command: refusal.cause.refused_step(),
+                answer: refusal.cause.to_string(),
+                retried_for: None,
+            });
+        }
         let is_silence = refusal.cause.is_silence();
         let counts = refusal.is_servers_fault || is_silence && self.had_time(asked, until);
         // Other calls use the connections that the server has accepted.
         let counts = counts && is_write && !self.pool.has_connection();
-        self.connect_error(refusal, counts)
+        self.failed_by(Some(&refusal.cause), counts);
+        Fault::NotRun(refusal.cause)
     }
 
     /// Returns a connection outside of the pool, for a thread that keeps it. Leaves the pool its

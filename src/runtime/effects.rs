@@ -1,7 +1,5 @@
 //! Carries out what the kernel wants done, after its locks are dropped.
 
-use std::sync::Arc;
-
 use crate::clock::Instant;
 use crate::kernel::Kernel;
 use crate::kernel::command::Command;
@@ -132,7 +130,17 @@ impl Runtime {
                 let Some(remaining) = confirmed.remaining else {
                     return;
                 };
-                self.call_on_renew(lease, remaining, confirmed.took);
+                let on_renew = lease.on_renew().filter(|_| self.callbacks.has_room());
+                if let Some(on_renew) = on_renew {
+                    let renewed = Renewed {
+                        name: lease.lock.key(0).name.as_given(),
+                        holder_id: lease.id.clone(),
+                        fencing_token: lease.token(),
+                        remaining,
+                        took: confirmed.took,
+                    };
+                    self.callbacks.run(Box::new(move || on_renew(&renewed)));
+                }
                 logging::debug!(
                     name:% = lease.lock, holder:% = lease.id.short(), outcome = "renewed",
                     ttl_ms = lease.ttl_ms(), remaining_ms = remaining.as_millis() as u64,
@@ -148,27 +156,6 @@ impl Runtime {
                     "not renewed {}, will retry: {fault}", lease.lock
                 );
             }
-        }
-    }
-
-    fn call_on_renew(
-        &self,
-        lease: &Arc<HeldLease>,
-        remaining: std::time::Duration,
-        took: std::time::Duration,
-    ) {
-        if !self.callbacks.has_room() {
-            return;
-        }
-        if let Some(on_renew) = lease.on_renew() {
-            let renewed = Renewed {
-                name: lease.lock.key(0).name.as_given(),
-                holder_id: lease.id.clone(),
-                fencing_token: lease.token(),
-                remaining,
-                took,
-            };
-            self.callbacks.run(Box::new(move || on_renew(&renewed)));
         }
     }
 

@@ -240,7 +240,11 @@ impl Pipes {
             let owner = map.owner_of(slot);
             match may_resend(&sending.work) {
                 true => self.push_to(runtime, &owner, sending),
-                false => outcomes.push(not_run(&owner, sending, now)),
+                false => {
+                    let (sent, end) = (now, Err(NodeFault::NoScript));
+                    let job = sending;
+                    outcomes.push(outcome(&owner, Ended { job, sent, end }));
+                }
             }
         }
         outcomes
@@ -296,14 +300,5 @@ fn outcome(server: &Arc<Server>, ended: Ended<Sending>) -> Outcome {
         server: Arc::clone(server),
         sent: ended.sent,
         end,
-    }
-}
-
-fn not_run(server: &Arc<Server>, sending: Sending, now: Instant) -> Outcome {
-    Outcome {
-        work: sending.work,
-        server: Arc::clone(server),
-        sent: now,
-        end: Err(NodeFault::NoScript.into()),
     }
 }
