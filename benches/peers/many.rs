@@ -37,7 +37,9 @@ pub(crate) const ROLES: [(&str, fn()); 3] =
     [("holder", hold), ("crowd", crowd), ("leases", leases)];
 
 pub(crate) fn run(candidates: &[Candidate], record: &mut Record) {
-    for (label, kind) in candidates.iter().filter(|(_, kind)| WAITING.contains(kind)) {
+    // Redisson's waiters ask again after 30 s, which a quick run would not see.
+    let waits = |kind: &str| WAITING.contains(&kind) && !(is_quick() && kind == "redisson");
+    for (label, kind) in candidates.iter().filter(|(_, kind)| waits(kind)) {
         record.add("waiting_requests_per_s", label, requests_of_waiters(kind));
     }
     for (label, kind) in [
@@ -79,8 +81,7 @@ fn requests_of_waiters(kind: &str) -> f64 {
     let monitor = Monitor::start(&server);
     let began = Instant::now();
     match (kind, is_quick()) {
-        (_, true) => thread::sleep(ms(300)),
-        ("mutex", _) => thread::sleep(ms(10_000)),
+        ("mutex", false) => thread::sleep(ms(10_000)),
         // Until each waiter has asked again once.
         ("redisson", _) => (0..3).for_each(|_| {
             thread::sleep(ms(10_000));
