@@ -271,7 +271,7 @@ impl SetAcquire {
                     let name = entry_name(&*self.names[n]);
                     let refused = cx.with_existing(&name, |it, _| it.last.refused.clone());
                     let refused = refused.flatten().map(|by| of_name(self.stage, by));
-                    self.last = refused.or(self.last.take());
+                    self.last = refused.or_else(|| self.last.take());
                     self.kept.push(lease);
                     self.restarts = 0;
                     match n + 1 < self.names.len() {
