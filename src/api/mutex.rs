@@ -159,7 +159,8 @@ impl Mutex {
     ///
     /// - Another client that waits gets the lock up to a second, a critical section and this time
     ///   later: nobody here knows that it waits.
-    /// - If the process dies while a lease lingers, the key stays for its ttl.
+    /// - If the process dies while a lease lingers, or exits without dropping its client, the key
+    ///   stays for its ttl.
     /// - Each acquire draws 33 fencing tokens, one for each hand-off.
     ///
     /// Any other call of this client for the name releases the lease first: one with other terms, a

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use leasehold::{Client, ClientBuilder, Error, Mutex};
 use support::{
-    Counters, Proxy, Server, Traffic, assert_released, counter_with, eventually, let_pass, ms,
+    Child, Counters, Proxy, Server, Traffic, assert_released, counter_with, eventually, let_pass,
+    ms, parameter,
 };
 
-support::roles![lingering_counter, mixed_counter];
+support::roles![lingering_counter, mixed_counter, lingers_and_ends];
 
 support::tests![
     locking_again_sends_nothing_and_draws_the_next_token,
@@ -29,7 +30,8 @@ support::tests![
     impossible_settings_are_errors,
     processes_and_threads_count_exactly,
     processes_with_other_kinds_count_exactly,
-    tokens_of_clients_and_lingers_rise
+    tokens_of_clients_and_lingers_rise,
+    process_that_ends_leaves_no_key
 ];
 
 /// The limit for events that must happen: generous for a slow machine, short for a failing test.
@@ -345,4 +347,17 @@ fn tokens_of_clients_and_lingers_rise() {
     });
     let tokens = tokens.into_inner();
     assert!(tokens.len() == 800 && tokens.is_sorted_by(|earlier, later| earlier < later));
+}
+
+fn lingers_and_ends() {
+    let client = Client::open(parameter("URL")).unwrap();
+    pair(&client.mutex("a").linger(ms(3_000)));
+}
+
+/// The drop of its client waits for the thread that sends the release.
+fn process_that_ends_leaves_no_key() {
+    let server = Server::start();
+    let child = Child::spawn("linger::lingers_and_ends", &[("URL", &server.url())]);
+    child.wait().succeeded();
+    assert_eq!(server.get("lock:a"), None);
 }
