@@ -86,6 +86,13 @@ impl Schedule {
         self.due.remove(&(at, key.clone()))
     }
 
+    /// Returns whether the engine will look at a lease with this id.
+    #[cfg(sim)]
+    pub(super) fn has_lease(&self, id: &str) -> bool {
+        let mut items = self.due.values();
+        items.any(|item| matches!(item, Item::Lease(lease) if lease.id.as_str() == id))
+    }
+
     pub(super) fn next(&self) -> Instant {
         let first = self.due.first_key_value();
         first.map_or(Instant::NEVER, |((at, _), _)| *at)

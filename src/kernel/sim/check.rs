@@ -259,6 +259,8 @@ impl World {
         let kernel = &self.clients[client].kernel;
         let mut found = kernel.pending.lock().has(id.as_bytes());
         found |= self.clients[client].knows(id);
+        // A round that releases it has not begun: the entry has let go of the lease.
+        found |= kernel.is_closed() && kernel.schedule.lock().has_lease(id);
         each_entry(kernel, &self.names, |entry| {
             found |= entry.held.iter().any(|held| held.lease.id.as_str() == id);
             found |= entry.requests.iter().any(|request| {

@@ -547,6 +547,18 @@ fn calls_that_get_no_lease_in_time_end_when_their_link_is_fast() {
     );
 }
 
+/// The engine stood still: it had not begun the round that releases the lease.
+#[test]
+fn shutdown_leaves_a_release_to_its_round() {
+    assert_keeps(
+        "seed=67988440955 family=Quorum servers=3 clients=3 threads=2 ops=9 names=2 \
+         kinds=PlainSet ttl=4000000 handoffs=0 backoff=0 drifts= \
+         faults=1445974:Link.1.2.Slow.663379,1656962:Cancel.1.0,2010938:Server.0.Stall.2079797,\
+         3134087:Stop.0.Some.Engine.3343295,3284659:Link.2.0.Cut.false,3358982:Shutdown.0,\
+         3601150:Stop.0.None.411921,3905083:Stop.2.None.3596448",
+    );
+}
+
 /// A test for each family, so that they run in parallel.
 macro_rules! families {
     ($($test:ident $family:ident)+) => {

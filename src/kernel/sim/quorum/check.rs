@@ -166,6 +166,8 @@ impl World {
         let kernel = &self.clients[client].kernel;
         let mut found = kernel.pending.lock().has_at(server, id.as_bytes());
         found |= self.clients[client].engine.knows(id) || self.has_guard(client, id);
+        // A round that releases it has not begun: the entry has let go of the lease.
+        found |= kernel.is_closed() && kernel.schedule.lock().has_lease(id);
         each_entry(kernel, &self.names, |entry| {
             found |= entry.held.iter().any(|held| held.lease.id.as_str() == id);
             found |= entry.requests.iter().any(|request| {
