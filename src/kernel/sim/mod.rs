@@ -547,6 +547,17 @@ fn calls_that_get_no_lease_in_time_end_when_their_link_is_fast() {
     );
 }
 
+/// A proxy ran the command of a lease again, after its release and before the reply to that.
+#[test]
+fn command_that_runs_again_after_a_release_is_excused() {
+    assert_keeps(
+        "seed=912080084109 family=Backoff servers=1 clients=3 threads=3 ops=13 names=2 \
+         kinds=Mutex ttl=2674000 handoffs=0 backoff=400 drifts=1994,-212,-3904 \
+         faults=173684:LoseMessages.0.246854,548733:Twice.1.Engine,1463588:Stop.2.None.1977354,\
+         1892468:LoseMessages.2.173302,2875145:Cut.1.Sub.false,3697384:Twice.0.Engine",
+    );
+}
+
 /// The engine stood still: it had not begun the round that releases the lease.
 #[test]
 fn shutdown_leaves_a_release_to_its_round() {

@@ -6,6 +6,7 @@ use super::{
     Family, MS, Mail, Message, NEVER, OneServer, Outgoing, Pipe, Ticket, Time, Todo, Up, World,
     fault,
 };
+use crate::holder_id::HolderId;
 
 /// The end of a command of the engine.
 type End = (Ticket, Time, Result<Answer, fault::Fault>);
@@ -91,7 +92,8 @@ impl World {
             let kernel = Arc::clone(&it.kernel);
             if let Some((name, id)) = asked {
                 self.note_refusal(client, &name, &end, sent);
-                if let Some(id) = id.filter(|_| end.is_ok()) {
+                let is_released = |id: &HolderId| self.is_releasing(client, id.as_str());
+                if let Some(id) = id.filter(|id| end.is_ok() && !is_released(id)) {
                     self.ran_twice.remove(id.as_str());
                 }
             }

@@ -57,6 +57,12 @@ impl World {
         })
     }
 
+    /// Returns whether a thread releases the lease with this id.
+    pub(super) fn is_releasing(&self, client: usize, id: &str) -> bool {
+        let mut callers = self.clients[client].callers.iter();
+        callers.any(|it| matches!(&it.state, State::Releasing(of) if of.lease.id.as_str() == id))
+    }
+
     /// Returns the call of each parked thread.
     pub(in crate::kernel::sim) fn parked(&self, client: usize) -> impl Iterator<Item = &Call> {
         self.parked_threads(client).map(|(_, call)| call)
