@@ -91,6 +91,8 @@ impl LockEntry {
         self.requests[n].failures = 0;
         if let Attempt::Enter(listens) = flight.attempt {
             self.queued(n, (&flight.id, listens), sent, by.remaining, cx);
+            // A call whose last attempt this was needs another one.
+            self.plan_last_attempts();
             return ForCaller::GoesOn;
         }
         cx.kernel.table.forget_id(&flight.id);

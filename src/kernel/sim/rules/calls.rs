@@ -7,15 +7,18 @@ use crate::clock::Instant;
 use crate::error::Cause;
 use crate::kernel::Kernel;
 use crate::kernel::call::{Call, Step};
+use crate::kernel::command::What;
 use crate::kernel::effects::Effects;
-use crate::kernel::engine::Engine;
+use crate::kernel::engine::{Engine, Outgoing};
 use crate::kernel::fault::{Fault, OpenCircuit};
 use crate::kernel::set::SetAcquire;
 use crate::kernel::sim::rules::{OneServer, SECOND, at, call, fault_of, kernel, lease_at_1, mutex};
+use crate::kernel::undo::{PendingRelease, Proof};
 use crate::kernel::unlock::Unlock;
 use crate::kernel::waiter::{Failure, Outcome, Wait};
 use crate::protocol::all::MutexAllKeys;
 use crate::protocol::answer::Answer;
+use crate::protocol::fair::FairMutexKeys;
 use crate::protocol::keys::{Keys, Layout};
 use crate::protocol::mutex::MutexKeys;
 use crate::protocol::primitive::Primitive;
@@ -273,4 +276,32 @@ fn kept_names_may_last_for_the_ttl_of_their_set() {
         }
     }
     assert!(!pending.is_empty());
+}
+
+/// A command of its own client refuses it, when its last attempt before the deadline is over.
+#[test]
+fn call_that_nobody_refuses_before_its_deadline_asks_again() {
+    let (kernel, mut fx) = (kernel(), Effects::default());
+    let mut engine = Engine::default();
+    let lock = FairMutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:"));
+    let id = lock.fresh_id("o");
+    let release = PendingRelease::new((0, &lock), &id, at(5_000), Proof::KeySeen);
+    kernel.pending.lock().push(release, at(0));
+    let mut waits = call_for(&kernel, &lock, [4 * SECOND, SECOND / 10], at(0));
+    waits.begin(&kernel, at(0), &mut fx);
+    let sent = engine.due(&kernel, at(0), &OneServer, &mut fx);
+    let asked = sent.iter().find(|it| it.command.acquires().is_some());
+    let ticket = asked.expect("the call asks").ticket;
+    assert_eq!(asks_at(&kernel, &mut engine, 60, &mut fx), 0);
+    let refused = Answer::Refused(RefusedName {
+        name: 0,
+        holder: id.as_str().into(),
+        remaining: Some(SECOND),
+        detail: None,
+    });
+    let times = [at(0), at(61)];
+    engine.ended(&kernel, ticket, Ok(refused), times, &OneServer, &mut fx);
+    let sent = engine.due(&kernel, at(62), &OneServer, &mut fx);
+    let refreshes = |it: &Outgoing| matches!(it.command.what, What::Refresh { .. });
+    assert!(sent.iter().any(refreshes), "{sent:?}");
 }
