@@ -15,6 +15,7 @@ use crate::kernel::request::{Request, RequestState, Serves};
 use crate::kernel::requests::Receiver;
 use crate::kernel::round::AtServers;
 use crate::kernel::undo::Proof;
+use crate::kernel::unlock::named;
 use crate::kernel::waiter::{Failure, Outcome, WaiterNo};
 use crate::lost::Lost;
 use crate::protocol::place::TokenBlock;
@@ -216,6 +217,10 @@ impl LockEntry {
         };
         lease.end_release(None, cx.fx);
         self.ended(lease, cx.now, cx);
+        if matches!(status, LeaseStatus::Held(_)) && self.is_asked_for() {
+            // A call whose deadline comes now has waited for this lease.
+            self.last.held_until(cx.now, Arc::new(named(lease)));
+        }
         if status != LeaseStatus::Lost(Lost::ShutDown) {
             self.release_later(lease, false, cx);
         }

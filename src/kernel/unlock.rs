@@ -315,7 +315,7 @@ pub(super) fn release_command(lease: &HeldLease) -> Command {
 }
 
 /// What a reply would have said about a lease of this client.
-fn named(lease: &HeldLease) -> RefusedName {
+pub(super) fn named(lease: &HeldLease) -> RefusedName {
     RefusedName {
         name: 0,
         holder: lease.id.as_str().into(),

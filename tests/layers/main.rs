@@ -238,8 +238,8 @@ fn layers_between_api_and_protocol_name_no_kind_of_lock() {
 /// An auditor of the locks' safety reads the kernel, and nothing else.
 #[test]
 fn kernel_stays_small() {
-    // The aim is 4,800 lines in 36 files, and 250 in one file for leases that linger.
-    const MOST_LINES: usize = 7_800;
+    // The aim is 4,800 lines in 36 files, and 300 in one file for leases that linger.
+    const MOST_LINES: usize = 7_850;
     const MOST_FILES: usize = 37;
     let is_of_kernel = |module: &Module| {
         let is_test = module.iter().any(|it| it == "sim" || it == "tests");

@@ -29,10 +29,13 @@ pub(super) struct Registered {
 }
 
 impl Registered {
-    /// Returns whether a holder had the lease until its time was over.
-    fn ended_by_clock(&self) -> bool {
-        let status = self.lease.status(Instant::NEVER, &mut Effects::default());
-        let is_over = matches!(status, LeaseStatus::Lost(Lost::Expired | Lost::MaxHold));
+    /// Returns whether a holder had the lease until it released it, or its time was over.
+    fn was_held_to_its_end(&self) -> bool {
+        let is_over = match self.lease.status(Instant::NEVER, &mut Effects::default()) {
+            LeaseStatus::Lost(lost) => [Lost::Expired, Lost::MaxHold].contains(&lost),
+            LeaseStatus::Released => true,
+            LeaseStatus::Held(_) => false,
+        };
         is_over && self.lease.since().is_some()
     }
 }
@@ -128,7 +131,7 @@ impl World {
     pub(super) fn check(&mut self) -> Checked {
         let ended = self.leases.extract_if(.., |it| !it.lease.is_open());
         let ended: Vec<Registered> = ended.collect();
-        for it in ended.iter().filter(|it| it.ended_by_clock()) {
+        for it in ended.iter().filter(|it| it.was_held_to_its_end()) {
             self.note_own_end(it.client, &*it.lease.lock);
         }
         self.leases.retain(|it| self.clients[it.client].is_alive);

@@ -505,6 +505,16 @@ fn a_set_without_queues_asks_when_messages_begin_to_come() {
     );
 }
 
+/// A set of its client gave the name back just before its deadline.
+#[test]
+fn a_call_behind_a_name_that_a_set_gives_back_is_refused_at_its_deadline() {
+    assert_keeps(
+        "seed=1097485983151 family=Linger servers=1 clients=3 threads=2 ops=7 names=2 \
+         kinds=NoQueue,Set ttl=706000 handoffs=7 backoff=0 linger=35112 drifts=3725,382,-4852 \
+         faults=",
+    );
+}
+
 /// The client held the lock when it would have asked for the deadline, and lost it before that.
 #[test]
 fn a_call_behind_a_lease_that_is_lost_before_its_deadline_is_refused() {

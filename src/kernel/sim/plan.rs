@@ -215,6 +215,14 @@ impl Plan {
         slow.max().unwrap_or(0)
     }
 
+    /// Returns how often the server's clock is set back after the first time: each delays waiting
+    /// calls by up to three seconds.
+    fn further_steps_back(&self) -> u64 {
+        let steps = self.faults.iter();
+        let steps = steps.filter(|(_, fault)| matches!(fault, Fault::Back(_)));
+        steps.count().saturating_sub(1) as u64
+    }
+
     /// Returns the longest time for which a free lock may be idle although a call waits.
     pub(super) fn longest_idle(&self) -> Time {
         if self.family == Family::Quorum {
@@ -243,7 +251,7 @@ impl Plan {
         match (self.has_faults(), self.backoff) {
             // A caller that is stopped delays nobody for longer than a command timeout; a place of
             // a client that was killed, for three seconds, and then for a command of another one.
-            (true, ..) => 3_300 * MS + 2 * self.slowest(),
+            (true, ..) => 3_300 * MS + 2 * self.slowest() + 3_000 * MS * self.further_steps_back(),
             // A lock that expires is asked for again 10 ms after the last refresh.
             (false, 0) => 12 * MS,
             (false, _) => 1_300 * MS,
