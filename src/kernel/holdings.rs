@@ -212,12 +212,14 @@ impl LockEntry {
         token: FencingToken,
         cx: &mut Context<'_>,
     ) {
+        // Nobody holds one that lingers.
+        let was_held = lease.since().is_some();
         let Some(status) = lease.begin_release(token, cx.now, cx.fx) else {
             return;
         };
         lease.end_release(None, cx.fx);
         self.ended(lease, cx.now, cx);
-        if matches!(status, LeaseStatus::Held(_)) && self.is_asked_for() {
+        if was_held && matches!(status, LeaseStatus::Held(_)) && self.is_asked_for() {
             // A call whose deadline comes now has waited for this lease.
             self.last.held_until(cx.now, Arc::new(named(lease)));
         }

@@ -241,6 +241,8 @@ impl Context<'_> {
         let name = entry_name(&*lease.lock);
         let status = lease.status(self.now, self.fx);
         let has_left = self.with_existing(&name, |entry, cx| {
+            // It has no holder who would release what is left of it.
+            let lingers = entry.lingering().is_some();
             let has_left = entry.ended(lease, cx.now, cx);
             let is_by_clock = matches!(status, LeaseStatus::Lost(Lost::Expired | Lost::MaxHold));
             if is_by_clock && lease.since().is_some() {
@@ -248,8 +250,8 @@ impl Context<'_> {
                 entry.last.held_until(lease.end().min(cx.now), by);
             }
             let is_part = matches!(status, LeaseStatus::Lost(Lost::Deleted | Lost::Taken));
-            if is_part && lease.lock.outlives_its_loss() {
-                // The remaining names protect nothing alone.
+            if lingers && has_left || is_part && lease.lock.outlives_its_loss() {
+                // The remaining names of a set protect nothing alone.
                 entry.release_later(lease, false, cx);
             }
             has_left

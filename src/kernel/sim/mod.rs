@@ -515,6 +515,31 @@ fn a_call_behind_a_name_that_a_set_gives_back_is_refused_at_its_deadline() {
     );
 }
 
+/// It had lingered, and the engine stood still until after its end.
+#[test]
+fn a_lingering_lease_that_expires_is_released() {
+    assert_keeps(
+        "seed=255072713177 family=Linger servers=1 clients=2 threads=3 ops=6 names=2 kinds=Mutex \
+         ttl=4000000 handoffs=2 backoff=0 linger=1069412 drifts=0,0 \
+         faults=330637:Twice.0.Caller.2,839445:Panic.0.2,1789914:Stop.0.Some.Caller.1.709889,\
+         1892332:StopNext.1.Engine.7105080,2493042:Errors.1002530,3285692:Stall.2340255,\
+         3444461:Twice.0.Engine,3929356:Delete.1",
+    );
+}
+
+/// A call ended the linger, and its deadline came: nobody had held the lock.
+#[test]
+fn a_lingering_lease_is_no_proof_that_the_lock_was_taken() {
+    assert_keeps(
+        "seed=111482810161 family=Linger servers=1 clients=4 threads=2 ops=2 names=2 \
+         kinds=Mutex,Mutex,Fair,Set ttl=1716000 handoffs=4 backoff=0 linger=146 \
+         drifts=0,0,0,0 \
+         faults=838191:Kill.1,988340:Cut.0.Caller.1.false,1304738:StopNext.2.Caller.0.5896205,\
+         1679756:StopNext.1.Sub.1416116,2012889:Cut.3.Sub.true,2036962:Twice.0.Caller.0,\
+         3844667:LoseMessages.0.312866",
+    );
+}
+
 /// The client held the lock when it would have asked for the deadline, and lost it before that.
 #[test]
 fn a_call_behind_a_lease_that_is_lost_before_its_deadline_is_refused() {
