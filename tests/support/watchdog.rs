@@ -36,10 +36,10 @@ pub fn watchdog(limit: Duration) -> Watchdog {
     Watchdog { _held: held }
 }
 
-/// Returns the limit for tests that start a server: `LEASEHOLD_TEST_LIMIT` seconds, else 300 s.
+/// Returns the limit for tests that start a server: `LEASEHOLD_TEST_LIMIT` seconds, else 300 s. A
+/// campaign of `CHAOS` seconds has as much time more.
 pub(crate) fn default_limit() -> Duration {
-    let seconds = env::var("LEASEHOLD_TEST_LIMIT")
-        .ok()
-        .and_then(|limit| limit.parse().ok());
-    Duration::from_secs(seconds.unwrap_or(300))
+    let number = |key| env::var(key).ok().and_then(|it| it.parse::<u64>().ok());
+    let limit = number("LEASEHOLD_TEST_LIMIT").unwrap_or(300);
+    Duration::from_secs(limit.saturating_add(number("CHAOS").unwrap_or(0)))
 }
