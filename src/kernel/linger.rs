@@ -17,7 +17,7 @@ use crate::kernel::call::CallTerms;
 use crate::kernel::context::Context;
 use crate::kernel::effects::{Discard, Effects};
 use crate::kernel::entry::LockEntry;
-use crate::kernel::held::{HeldLease, Holder};
+use crate::kernel::held::{HeldLease, Holder, Inner};
 use crate::kernel::lease::LeaseStatus;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::unlock::{Unlock, begin_release};
@@ -88,7 +88,7 @@ impl LockEntry {
         cx: &mut Context<'_>,
     ) -> Option<(Arc<HeldLease>, Unlock)> {
         let lease = Arc::clone(self.lingering()?);
-        if wants.is_some_and(|wants| lease.next_token(wants, cx.now).is_some()) {
+        if wants.is_some_and(|wants| lease.may_relock(wants, cx.now)) {
             return None;
         }
         self.lingers_until = None;
@@ -128,8 +128,7 @@ impl HeldLease {
     }
 
     /// Returns the token under which a call could take the lease at `now`.
-    fn next_token(&self, wants: &CallTerms, now: Instant) -> Option<FencingToken> {
-        let inner = self.inner.lock();
+    fn next_token(&self, inner: &Inner, wants: &CallTerms, now: Instant) -> Option<FencingToken> {
         let is_of_kind = wants.lock.has_local_queue();
         if is_taken_blindly(is_of_kind, inner.lease.covers(now)) {
             return Some(FencingToken::new(inner.token.value() + 1));
@@ -140,6 +139,11 @@ impl HeldLease {
         next.filter(|_| is_of_kind && self.replicas == terms.replicas)
     }
 
+    fn may_relock(&self, wants: &CallTerms, now: Instant) -> bool {
+        let inner = self.inner.lock();
+        self.next_token(&inner, wants, now).is_some()
+    }
+
     /// A call takes the lease; returns its token.
     fn relock(
         self: &Arc<Self>,
@@ -147,8 +151,8 @@ impl HeldLease {
         now: Instant,
         fx: &mut Effects,
     ) -> Option<FencingToken> {
-        let next = self.next_token(wants, now)?;
         self.with(fx, |inner| {
+            let next = self.next_token(inner, wants, now)?;
             inner.lease.hand_off(now, wants.terms.max_hold);
             inner.since = Some(now);
             inner.lingers = false;

@@ -53,10 +53,9 @@ pub(crate) struct LeaseState {
     pub(super) renewing: bool,
     /// The number of renewals that failed in a row.
     failures: u32,
-    /// Redis keeps the key for less than the ttl until the first renewal, which is always sent.
-    provisional: bool,
-    /// The time that was last set: the provisional one, or the ttl.
-    lasting: Duration,
+    /// How long Redis keeps the key without the first renewal, which is always sent; `None` after
+    /// that.
+    provisional: Option<Duration>,
     /// A release of the key was announced while a request was in flight.
     suspected_meanwhile: bool,
     /// A release of the key was announced, and Redis has not confirmed the lease since.
@@ -110,8 +109,7 @@ impl LeaseState {
         Some(Self {
             renew_at,
             planned: renew_at,
-            provisional: true,
-            lasting,
+            provisional: Some(lasting),
             ..Self::new(terms, valid_until, now.after(terms.max_hold))
         })
     }
@@ -130,8 +128,7 @@ impl LeaseState {
             planned: Instant::NEVER,
             renewing: false,
             failures: 0,
-            provisional: false,
-            lasting: terms.ttl,
+            provisional: None,
             suspected_meanwhile: false,
             suspected: false,
             phase: Phase::Held,
@@ -181,10 +178,10 @@ impl LeaseState {
         }
     }
 
-    /// Returns whether at least two thirds of what was last set are left at `now`: of the
-    /// provisional time, before the first renewal.
+    /// Returns whether at least two thirds of the ttl are left at `now`; of the provisional time,
+    /// before the first renewal.
     pub(crate) fn is_fresh(&self, now: Instant) -> bool {
-        self.validity(now) >= self.lasting / 3 * 2
+        self.validity(now) >= self.provisional.unwrap_or(self.ttl) / 3 * 2
     }
 
     /// Returns whether a renewal or change of ttl is in flight.
@@ -273,7 +270,7 @@ impl LeaseState {
         } else {
             end.min(self.renew_at)
         };
-        let latest = match self.provisional && self.failures == 0 && !self.renewing {
+        let latest = match self.provisional.is_some() && self.failures == 0 && !self.renewing {
             // Most grants end sooner: a later wake-up keeps the engine from competing with the new
             // holder for a core.
             true => now.after(now.until(end) / 2),
@@ -293,7 +290,7 @@ impl LeaseState {
             return None;
         }
         self.renewing = true;
-        let renews = self.renew_every.is_some() || self.provisional;
+        let renews = self.renew_every.is_some() || self.provisional.is_some();
         // A renewal never shortens a ttl, so requesting 1 ms changes nothing.
         let ttl = if renews {
             self.ttl
@@ -307,8 +304,8 @@ impl LeaseState {
     pub(crate) fn begin_due_renewal(&mut self, now: Instant) -> Option<RenewalRequest> {
         let soon = match self.provisional {
             // Most such leases are released before this renewal is due.
-            true => now,
-            false => now.after(RENEWAL_WINDOW.min(self.ttl / 20)),
+            Some(_) => now,
+            None => now.after(RENEWAL_WINDOW.min(self.ttl / 20)),
         };
         self.is_due_by(soon).then(|| self.begin_renewal(now))?
     }
@@ -342,10 +339,7 @@ impl LeaseState {
     /// A lease that ran out before is not revived: its holder may already know of the loss.
     pub(crate) fn confirmed(&mut self, sent: Instant, now: Instant, request: RenewalRequest) {
         self.failures = 0;
-        self.provisional &= !request.renews;
-        if request.renews {
-            self.lasting = self.ttl;
-        }
+        self.provisional.take_if(|_| request.renews);
         // The reply says nothing about a release announced after the request was sent.
         self.suspected = self.suspected_meanwhile;
         if request.renews && matches!(self.status(now), LeaseStatus::Held(_)) {
