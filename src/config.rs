@@ -210,6 +210,17 @@ pub(crate) struct LeaseTerms {
     pub(crate) linger: Duration,
 }
 
+impl LeaseTerms {
+    /// Returns how many fencing tokens an acquire reserves: one for each hand-off if other calls
+    /// wait behind it, or may come while the lease lingers.
+    pub(crate) fn tokens(&self, others_wait: bool) -> u64 {
+        match others_wait || !self.linger.is_zero() {
+            true => u64::from(self.handoffs) + 1,
+            false => 1,
+        }
+    }
+}
+
 /// Returns for how long a lease of `ttl` is certainly held.
 ///
 /// That is `ttl` minus 1 % for the drift between two clocks, as in

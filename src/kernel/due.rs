@@ -18,10 +18,7 @@ impl LockEntry {
     pub(super) fn due(&mut self, cx: &mut Context<'_>) -> Vec<(Command, Purpose)> {
         let mut out = Vec::new();
         self.armed = None;
-        let lingers_until = self
-            .lingers_until
-            .filter(|_| !is_on(Mutant::LingerNeverEnds));
-        if lingers_until.is_some_and(|until| until <= cx.now) {
+        if self.linger_ends().is_some_and(|at| at <= cx.now) {
             self.end_linger(cx);
         }
         self.end_silent_calls(cx);
@@ -187,11 +184,7 @@ impl LockEntry {
                 }
             }
             let ids = of.iter().map(|(_, id)| id.clone()).collect();
-            let terms = &self.requests[first].terms;
-            let tokens = match self.line.len() > 1 || !terms.linger.is_zero() {
-                true => u64::from(terms.handoffs) + 1,
-                false => 1,
-            };
+            let tokens = self.requests[first].terms.tokens(self.line.len() > 1);
             let what = What::Refresh {
                 tokens,
                 ids,
@@ -230,11 +223,8 @@ impl LockEntry {
     /// Computes when the engine must look again.
     fn recompute(&mut self, cx: &Context<'_>) {
         (self.next, self.latest) = (Instant::NEVER, Instant::NEVER);
-        if let Some(until) = self
-            .lingers_until
-            .filter(|_| !is_on(Mutant::LingerNeverEnds))
-        {
-            self.touch(until, until);
+        if let Some(at) = self.linger_ends() {
+            self.touch(at, at);
         }
         for n in 0..self.requests.len() {
             let overdue = match (&self.requests[n].state, &self.requests[n].flight) {

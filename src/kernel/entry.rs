@@ -225,8 +225,8 @@ impl LockEntry {
 
     /// Re-arms the entry after a change. Returns true if nothing is left in it.
     pub(super) fn rearm(&mut self, cx: &mut Context<'_>) -> bool {
-        // Whoever asks here does not take it: only a call that has not begun to ask does.
-        if self.is_asked_for() || !self.watches.is_empty() {
+        // Only a call that has not begun to ask takes a lease that lingers.
+        if self.is_wanted() {
             self.end_linger(cx);
         }
         let is_idle = self.held.is_empty()

@@ -205,6 +205,11 @@ impl LockEntry {
         !(self.requests.is_empty() && self.line.is_empty() && self.own.is_empty())
     }
 
+    /// Returns whether a call waits or asks, or watches the name for a set.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.is_asked_for() || !self.watches.is_empty()
+    }
+
     /// Gives up a lease that was given to a call which did not take it in time.
     pub(super) fn give_up(
         &mut self,

@@ -35,9 +35,8 @@ impl LockEntry {
         cx: &mut Context<'_>,
     ) -> bool {
         let lasts = lease.linger();
-        let is_wanted = self.is_asked_for() || !self.watches.is_empty();
         if lasts.is_zero()
-            || is_wanted
+            || self.is_wanted()
             || cx.kernel.is_closed()
             || !self.holds(&lease.id)
             || !lease.begin_linger(token, cx.now, cx.fx)
@@ -70,6 +69,12 @@ impl LockEntry {
     pub(super) fn lingering(&self) -> Option<&Arc<HeldLease>> {
         self.lingers_until?;
         self.held.first().map(|held| &held.lease)
+    }
+
+    /// Returns when the engine releases the lease that lingers.
+    pub(super) fn linger_ends(&self) -> Option<Instant> {
+        self.lingers_until
+            .filter(|_| !is_on(Mutant::LingerNeverEnds))
     }
 
     /// Nobody takes the lease that lingers: the engine releases it.

@@ -140,7 +140,6 @@ impl LockEntry {
             Sender::Engine => self.line.len() > 1,
         };
         let terms = self.receiver_terms(&self.requests[n]);
-        let lingers = !terms.linger.is_zero();
         let request = &mut self.requests[n];
         if sender == Sender::Engine {
             request.terms = terms;
@@ -163,8 +162,8 @@ impl LockEntry {
         Flight {
             id,
             attempt,
-            tokens: match request.lock.has_local_queue() && (others || lingers) {
-                true => u64::from(request.terms.handoffs) + 1,
+            tokens: match request.lock.has_local_queue() {
+                true => request.terms.tokens(others),
                 false => 1,
             },
             sent: cx.now,

@@ -11,7 +11,6 @@ use crate::kernel::request::{RequestState, Serves};
 use crate::kernel::sim::world::{Checked, World};
 use crate::kernel::table::entry_name;
 use crate::name::Name;
-use crate::protocol::primitive::Primitive;
 
 fn check_entry(entry: &LockEntry, kernel: &Kernel, problems: &mut Vec<String>) {
     let pending = kernel.pending.lock();
@@ -46,8 +45,7 @@ fn check_entry(entry: &LockEntry, kernel: &Kernel, problems: &mut Vec<String>) {
             problems.push(format!("a place that serves nobody: {:?}", request.state));
         }
     }
-    let is_wanted = entry.is_asked_for() || !entry.watches.is_empty();
-    if entry.lingering().is_some() && is_wanted {
+    if entry.lingering().is_some() && entry.is_wanted() {
         problems.push("a lease lingers although somebody asks".into());
     }
     let asks = entry.line_is_busy_without_line();
