@@ -13,6 +13,7 @@ pub(in crate::kernel::sim) mod show;
 mod start;
 mod threads;
 mod views;
+mod wants;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
@@ -25,7 +26,6 @@ use super::check::outcomes::Refusal;
 use super::plan::{Actor, Family, Fault, Kind, Plan, Rng, Why};
 use super::server::{Copy, MS, Message, Server, Time, key_of};
 use crate::clock::Instant;
-use crate::config::LeaseTerms;
 use crate::error::Cause;
 use crate::kernel::Kernel;
 use crate::kernel::call::{Call, CallTerms, Step};
@@ -33,22 +33,14 @@ use crate::kernel::command::Command;
 use crate::kernel::effects::Effects;
 use crate::kernel::engine::{Engine, Outgoing, Route, Ticket};
 use crate::kernel::fault;
-use crate::kernel::held::{HeldLease, Holder};
+use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{OperationCell, Wanted};
 use crate::kernel::unlock::{Unlock, Unlocked};
-use crate::kernel::waiter::{Failure, Outcome, Wait};
+use crate::kernel::waiter::{Failure, Outcome};
 use crate::name::Name;
 use crate::protocol::answer::Answer;
-use crate::protocol::cohort::CohortKeys;
-use crate::protocol::fair::FairMutexKeys;
-use crate::protocol::keys::Keys;
-use crate::protocol::mutex::MutexKeys;
 use crate::protocol::primitive::{Primitive, Reached};
-use crate::protocol::rw_lock::RwLockKeys;
-use crate::protocol::semaphore::SemaphoreKeys;
-use crate::replicas::Replicas;
 use crate::token::FencingToken;
-use crate::wait_policy::{Backoff, WaitPolicy};
 
 pub(super) const COMMAND_TIMEOUT: Time = 1_000 * MS;
 pub(super) const UNREACHABLE_FOR: Time = 4_000 * MS;
@@ -217,6 +209,21 @@ struct Release {
     deadline: Time,
     tries: u32,
     may_have_run: bool,
+}
+
+impl Release {
+    /// A release that is sent at once.
+    fn new(lease: Arc<HeldLease>, command: Command, now: Time) -> Self {
+        Self {
+            lease,
+            command,
+            by: 0,
+            retry_at: 0,
+            deadline: now + COMMAND_TIMEOUT,
+            tries: 0,
+            may_have_run: false,
+        }
+    }
 }
 
 pub(super) struct Caller {

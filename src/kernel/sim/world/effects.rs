@@ -5,7 +5,6 @@ use std::sync::Arc;
 use super::{Caller, State, World};
 use crate::kernel::effects::Effects;
 use crate::kernel::sim::plan::Actor;
-use crate::protocol::primitive::Primitive;
 
 impl World {
     /// Carries out the effects of a kernel call. `thread`: the caller that has them.

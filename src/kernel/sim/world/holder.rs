@@ -149,15 +149,7 @@ impl World {
                 };
             }
             Unlock::Send(command) => {
-                caller.state = State::Releasing(Release {
-                    lease,
-                    command,
-                    by: 0,
-                    retry_at: 0,
-                    deadline: self.now + COMMAND_TIMEOUT,
-                    tries: 0,
-                    may_have_run: false,
-                });
+                caller.state = State::Releasing(Release::new(lease, command, self.now));
                 self.stop_if_due(client, Actor::Caller(thread));
             }
         }

@@ -15,7 +15,6 @@ use crate::kernel::sim::world::acquiring::Acquiring;
 use crate::kernel::waiter::{Failure, Outcome, Wait};
 use crate::name::Name;
 use crate::protocol::answer::Answer;
-use crate::protocol::primitive::Primitive;
 use crate::wait_policy::WaitPolicy;
 
 /// A server's reply to a proposal, or the end of an own lease.

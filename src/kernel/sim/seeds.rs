@@ -1,0 +1,252 @@
+//! Plans whose runs violated a property once: each test says what they show.
+
+use super::run;
+
+fn assert_keeps(plan: &str) {
+    let end = run(&plan.parse().expect("a plan"), false);
+    assert!(end.is_ok(), "{:?}", end.err().map(|it| it.violation));
+}
+
+/// Two threads carried out their effects in the wrong order: that of an entry which had ended, and
+/// that of the next one.
+#[test]
+fn a_late_unlisten_leaves_a_newer_subscription() {
+    assert_keeps(
+        "seed=60109 family=Calm clients=3 threads=3 ops=1 names=2 kinds=NoQueue ttl=4000000 \
+         handoffs=0 backoff=0 drifts=0,0,0 faults=",
+    );
+}
+
+/// The reply that refused a call arrived after the message about the end of what had refused it.
+#[test]
+fn a_call_refused_by_what_has_ended_asks_at_once() {
+    assert_keeps(
+        "seed=30 family=Calm servers=1 clients=4 threads=1 ops=15 names=2 kinds=NoQueue \
+         ttl=4000000 handoffs=0 backoff=0 drifts=0,0,0,0 faults=",
+    );
+}
+
+/// The id of a lease that its own client is releasing is no refusal, but it leaves a place: its
+/// grant came by a message that the client did not listen to.
+#[test]
+fn a_place_behind_a_lease_of_its_own_client_hears_its_grant() {
+    assert_keeps(
+        "seed=1089945596723 family=Calm servers=1 clients=2 threads=1 ops=2 names=1 kinds=Fair \
+         ttl=1694000 handoffs=0 backoff=0 drifts=0,0 faults=",
+    );
+}
+
+/// The call waits for the lease of its own client, which ends by the client's clock.
+#[test]
+fn a_clock_that_is_set_forward_does_not_end_the_wait_for_an_own_lease() {
+    assert_keeps(
+        "seed=291528408039 family=Clocks servers=1 clients=1 threads=2 ops=1 names=1 kinds=Mutex \
+         ttl=4398000 handoffs=0 backoff=0 drifts=0,0 faults=193220:Ahead.7294491",
+    );
+}
+
+/// Its votes were as old as the server that hung: at a deadline they say nothing.
+#[test]
+fn a_split_vote_is_as_old_as_its_commands() {
+    assert_keeps(
+        "seed=516054237177 family=Quorum servers=5 clients=2 threads=1 ops=3 names=1 \
+         kinds=NoQueue ttl=2422000 handoffs=0 backoff=0 drifts= \
+         faults=135455:Server.3.Hang.14790000,217494:Stop.0.None.2192219,\
+         898129:Stop.1.None.1849770,1068904:Link.1.2.Slow.281128,\
+         1187148:Link.1.2.Cut.true,1207547:Server.0.FlushScripts,\
+         1362989:StopNext.0.Engine.3520364,2893015:Link.0.0.Cut.false",
+    );
+}
+
+/// The old master had run it, and its reply came after the client had learnt of the new one.
+#[test]
+fn a_release_that_meets_a_failover_is_repeated() {
+    assert_keeps(
+        "seed=593176543667 family=Failover servers=1 clients=3 threads=2 ops=2 names=1 \
+         kinds=NoQueue ttl=4000000 handoffs=4 backoff=0 drifts=0,0,0 faults=16353:Snapshot,\
+         28251:Failover,1054591:Cut.2.Sub.true,1341203:Cut.1.Engine.true,\
+         3655787:StopNext.1.Sub.4746851",
+    );
+}
+
+/// The last call in line counted the lease of its own client as its last refusal.
+#[test]
+fn a_call_that_its_own_client_refuses_leaves_no_place() {
+    assert_keeps(
+        "seed=76 family=Backoff servers=1 clients=3 threads=3 ops=6 names=2 kinds=Mutex,Fair \
+         ttl=4000000 handoffs=0 backoff=400 drifts=0,0,0 faults=2431246:Slow.2.Sub.1135106",
+    );
+}
+
+/// The last attempt of a call for a set was refused: the call did not return.
+#[test]
+fn a_set_without_queues_is_refused_after_its_last_attempt() {
+    assert_keeps(
+        "seed=1 family=Sets servers=1 clients=2 threads=2 ops=3 names=2 kinds=PlainSet ttl=4000000 \
+         handoffs=0 backoff=1000 drifts=0,0 faults=",
+    );
+    assert_keeps(
+        "seed=49 family=Quorum servers=3 clients=4 threads=2 ops=4 names=2 kinds=PlainSet \
+         ttl=393000 handoffs=0 backoff=300 drifts= faults=729973:Link.3.2.Slow.119043,\
+         826952:Link.3.2.Slow.371942,982387:Link.3.2.Cut.false,1012564:Link.3.1.Cut.false,\
+         1012876:Link.3.2.Cut.false,1178164:Link.0.2.Slow.35495,2209278:Link.0.1.Cut.false,\
+         2345471:Server.0.Foreign.0.361978,2577088:Link.0.2.Twice,2871206:Link.2.2.Cut.false,\
+         3360828:Cancel.1.1,3469228:Link.3.0.Cut.true",
+    );
+}
+
+/// The command of a set whose call had left refused a call for one of the names.
+#[test]
+fn a_call_refused_by_what_a_set_has_left_is_not_refused() {
+    assert_keeps(
+        "seed=20001371 family=Sets servers=1 clients=2 threads=1 ops=11 names=3 \
+         kinds=PlainSet,NoQueue ttl=4000000 handoffs=0 backoff=0 drifts=0,0 \
+         faults=1471340:Slow.0.Engine.440942",
+    );
+}
+
+/// The client is closed, and its guard of the same set still lives.
+#[test]
+fn a_call_for_a_set_of_a_closed_client_says_so() {
+    assert_keeps(
+        "seed=20010374 family=Quorum servers=3 clients=2 threads=3 ops=6 names=2 kinds=PlainSet \
+         ttl=1556000 handoffs=0 backoff=0 drifts= faults=151174:Server.0.Forget,\
+         2420598:Link.0.2.Cut.true,2961530:Link.0.1.Twice,3900220:Shutdown.0",
+    );
+}
+
+/// It had waited for the first name, and its deadline came while it asked for the second one.
+#[test]
+fn a_set_that_waited_for_one_of_its_names_is_refused_at_its_deadline() {
+    assert_keeps(
+        "seed=59 family=Sets servers=1 clients=3 threads=3 ops=11 names=2 kinds=Mutex,Set \
+         ttl=2322000 handoffs=2 backoff=0 linger=0 drifts=0,0,0 faults=",
+    );
+}
+
+/// A set of its client had kept the name when it would have asked, and got all its names later.
+#[test]
+fn a_call_behind_a_set_of_its_client_is_refused_at_its_deadline() {
+    assert_keeps(
+        "seed=1397 family=Sets servers=1 clients=2 threads=3 ops=5 names=2 kinds=Mutex,Set \
+         ttl=2322000 handoffs=2 backoff=0 linger=0 drifts=0,0,0 faults=",
+    );
+}
+
+/// Another call of its client held one of the names at its deadline.
+#[test]
+fn a_set_without_queues_behind_a_lease_of_its_client_is_refused_at_its_deadline() {
+    assert_keeps(
+        "seed=34 family=Sets servers=1 clients=2 threads=3 ops=7 names=3 \
+         kinds=SlotSet.false,NoQueue ttl=2367000 handoffs=0 backoff=0 linger=0 drifts=0,0 faults=",
+    );
+}
+
+/// The lock was released before its client heard the messages about it.
+#[test]
+fn a_set_without_queues_asks_when_messages_begin_to_come() {
+    assert_keeps(
+        "seed=491 family=Sets servers=1 clients=2 threads=2 ops=4 names=3 kinds=PlainSet,NoQueue \
+         ttl=1469000 handoffs=0 backoff=0 linger=0 drifts=0,0 faults=",
+    );
+}
+
+/// A set of its client gave the name back just before its deadline.
+#[test]
+fn a_call_behind_a_name_that_a_set_gives_back_is_refused_at_its_deadline() {
+    assert_keeps(
+        "seed=1097485983151 family=Linger servers=1 clients=3 threads=2 ops=7 names=2 \
+         kinds=NoQueue,Set ttl=706000 handoffs=7 backoff=0 linger=35112 drifts=3725,382,-4852 \
+         faults=",
+    );
+}
+
+/// It had lingered, and the engine stood still until after its end.
+#[test]
+fn a_lingering_lease_that_expires_is_released() {
+    assert_keeps(
+        "seed=255072713177 family=Linger servers=1 clients=2 threads=3 ops=6 names=2 kinds=Mutex \
+         ttl=4000000 handoffs=2 backoff=0 linger=1069412 drifts=0,0 \
+         faults=330637:Twice.0.Caller.2,839445:Panic.0.2,1789914:Stop.0.Some.Caller.1.709889,\
+         1892332:StopNext.1.Engine.7105080,2493042:Errors.1002530,3285692:Stall.2340255,\
+         3444461:Twice.0.Engine,3929356:Delete.1",
+    );
+}
+
+/// A call ended the linger, and its deadline came: nobody had held the lock.
+#[test]
+fn a_lingering_lease_is_no_proof_that_the_lock_was_taken() {
+    assert_keeps(
+        "seed=111482810161 family=Linger servers=1 clients=4 threads=2 ops=2 names=2 \
+         kinds=Mutex,Mutex,Fair,Set ttl=1716000 handoffs=4 backoff=0 linger=146 \
+         drifts=0,0,0,0 \
+         faults=838191:Kill.1,988340:Cut.0.Caller.1.false,1304738:StopNext.2.Caller.0.5896205,\
+         1679756:StopNext.1.Sub.1416116,2012889:Cut.3.Sub.true,2036962:Twice.0.Caller.0,\
+         3844667:LoseMessages.0.312866",
+    );
+}
+
+/// The client held the lock when it would have asked for the deadline, and lost it before that.
+#[test]
+fn a_call_behind_a_lease_that_is_lost_before_its_deadline_is_refused() {
+    assert_keeps(
+        "seed=815 family=Calm clients=2 threads=3 ops=6 names=1 kinds=Fair,Mutex ttl=4000000 \
+         handoffs=1 backoff=0 drifts=0,0,0,0 faults=",
+    );
+}
+
+/// The client stood still: the holder gave up before the engine read that its release had ended.
+#[test]
+fn a_release_that_ends_after_its_holder_has_left_proves_that_the_lock_was_taken() {
+    assert_keeps(
+        "seed=20060081 family=Quorum servers=3 clients=4 threads=3 ops=6 names=1 kinds=NoQueue \
+         ttl=4000000 handoffs=4 backoff=0 drifts= faults=686679:Stop.0.None.2404580,\
+         865457:Server.1.Foreign.0.294526,1205915:Server.1.Stall.956039,\
+         2280625:Server.2.FlushScripts,2614868:Server.1.RestartEmpty,\
+         3023492:Stop.3.Some.Sub.2579752",
+    );
+}
+
+/// The holder had the lock until after the deadline, as far as the client knew, and released it.
+#[test]
+fn a_call_whose_refusal_ends_before_its_deadline_asks_again() {
+    assert_keeps(
+        "seed=20070374 family=Quorum servers=3 clients=4 threads=3 ops=11 names=1 kinds=NoQueue \
+         ttl=4000000 handoffs=0 backoff=300 drifts= faults=",
+    );
+}
+
+/// Each lease ended before its reply arrived, and calls of one client refused each other: that was
+/// no silence. They ended once the link was fast.
+#[test]
+fn calls_that_get_no_lease_in_time_end_when_their_link_is_fast() {
+    assert_keeps(
+        "seed=1071754160308 family=ShortTtl servers=1 clients=3 threads=3 ops=29 names=1 \
+         kinds=Mutex,Mutex,Fair ttl=491000 handoffs=1 backoff=0 drifts=-3241,3705,-4341 \
+         faults=510488:Cut.0.Engine.true,760865:StopNext.0.Caller.0.459125,\
+         1142332:Cut.1.Engine.false,1381116:Cut.0.Sub.true,1575070:Slow.1.Engine.247821",
+    );
+}
+
+/// A proxy ran the command of a lease again, after its release and before the reply to that.
+#[test]
+fn command_that_runs_again_after_a_release_is_excused() {
+    assert_keeps(
+        "seed=912080084109 family=Backoff servers=1 clients=3 threads=3 ops=13 names=2 \
+         kinds=Mutex ttl=2674000 handoffs=0 backoff=400 drifts=1994,-212,-3904 \
+         faults=173684:LoseMessages.0.246854,548733:Twice.1.Engine,1463588:Stop.2.None.1977354,\
+         1892468:LoseMessages.2.173302,2875145:Cut.1.Sub.false,3697384:Twice.0.Engine",
+    );
+}
+
+/// The engine stood still: it had not begun the round that releases the lease.
+#[test]
+fn shutdown_leaves_a_release_to_its_round() {
+    assert_keeps(
+        "seed=67988440955 family=Quorum servers=3 clients=3 threads=2 ops=9 names=2 \
+         kinds=PlainSet ttl=4000000 handoffs=0 backoff=0 drifts= \
+         faults=1445974:Link.1.2.Slow.663379,1656962:Cancel.1.0,2010938:Server.0.Stall.2079797,\
+         3134087:Stop.0.Some.Engine.3343295,3284659:Link.2.0.Cut.false,3358982:Shutdown.0,\
+         3601150:Stop.0.None.411921,3905083:Stop.2.None.3596448",
+    );
+}

@@ -1,0 +1,147 @@
+//! The calls that the simulated programs choose: a kind of lock, a name, and terms.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::{COMMAND_TIMEOUT, NEVER, World};
+use crate::config::LeaseTerms;
+use crate::kernel::call::CallTerms;
+use crate::kernel::held::Holder;
+use crate::kernel::sim::plan::{Family, Kind};
+use crate::kernel::sim::server::MS;
+use crate::kernel::table::entry_name;
+use crate::kernel::waiter::Wait;
+use crate::name::Name;
+use crate::protocol::all::MutexAllKeys;
+use crate::protocol::cohort::CohortKeys;
+use crate::protocol::fair::FairMutexKeys;
+use crate::protocol::keys::{Keys, Layout};
+use crate::protocol::mutex::MutexKeys;
+use crate::protocol::primitive::Primitive;
+use crate::protocol::rw_lock::RwLockKeys;
+use crate::protocol::semaphore::SemaphoreKeys;
+use crate::replicas::Replicas;
+use crate::wait_policy::{Backoff, WaitPolicy};
+
+impl World {
+    pub(super) fn lock_of(&mut self, client: usize, name: u64, kind: Kind) -> Arc<dyn Primitive> {
+        let tag = match kind {
+            Kind::Mutex => 0,
+            Kind::NoQueue => 1,
+            Kind::Fair => 2,
+            Kind::Reader => 3,
+            Kind::Writer => 4,
+            Kind::Permits(k) => 4 + k as u8,
+            Kind::Set => 100,
+            Kind::PlainSet => 101,
+            Kind::SlotSet(has_queues) => 102 + u8::from(has_queues),
+        };
+        let locks = &mut self.clients[client].locks;
+        let make = || -> Arc<dyn Primitive> {
+            let keys = Keys::new(Name::from(format!("n{name}")), "lock:", "lock_release:");
+            match kind {
+                Kind::Mutex => CohortKeys::of(keys),
+                Kind::NoQueue => MutexKeys::of(keys),
+                Kind::Fair => FairMutexKeys::of(keys),
+                Kind::Reader => Arc::new(RwLockKeys::of(keys, true)),
+                Kind::Writer => Arc::new(RwLockKeys::of(keys, false)),
+                Kind::Permits(k) => Arc::new(SemaphoreKeys::of(keys, 3, k)),
+                Kind::Set | Kind::PlainSet | Kind::SlotSet(_) => {
+                    let (layout, has_queues) = match kind {
+                        Kind::SlotSet(has_queues) => (Layout::Slots, has_queues),
+                        _ => (Layout::OneServer, kind == Kind::Set),
+                    };
+                    let names = (0..8).filter(|n| name >> n & 1 == 1);
+                    let names = names.map(|n| Name::from(format!("n{n}"))).collect();
+                    MutexAllKeys::of(names, "lock:", "lock_release:", layout, has_queues)
+                }
+            }
+        };
+        let lock = Arc::clone(locks.entry((name, tag)).or_insert_with(make));
+        self.names.insert(entry_name(&*lock).into_owned());
+        lock
+    }
+
+    /// Chooses the next call of a thread.
+    pub(super) fn wants(&mut self, client: usize, thread: usize) -> CallTerms {
+        let (kinds, names) = (self.plan.kinds.clone(), self.plan.names);
+        let is_short = self.plan.family == Family::ShortTtl;
+        let (ttl, handoffs, share) = (self.plan.ttl, self.plan.handoffs, self.plan.backoff);
+        let caller = &mut self.clients[client].callers[thread];
+        caller.ops -= 1;
+        caller.is_cancelled = false;
+        let rng = &mut caller.rng;
+        let kind = kinds[rng.below(kinds.len() as u64) as usize];
+        let name = match kind {
+            // All but one of them, or all.
+            Kind::Set | Kind::PlainSet | Kind::SlotSet(_) => {
+                let all = (1 << names) - 1;
+                let without = match names > 2 && rng.chance(600) {
+                    true => 1 << rng.below(names),
+                    false => 0,
+                };
+                all & !without
+            }
+            _ => rng.below(names),
+        };
+        let is_once = rng.chance(150);
+        let deadline = match (is_once, rng.chance(300)) {
+            (true, _) => self.now + COMMAND_TIMEOUT,
+            (false, true) => self.now + rng.range(5 * MS, 3_000 * MS),
+            (false, false) => NEVER,
+        };
+        let policy = match rng.chance(share) {
+            true => {
+                let base = Duration::from_millis(rng.range(1, 40));
+                let backoff = Backoff::new(base, base * 20);
+                WaitPolicy::Backoff(match rng.chance(300) {
+                    true => backoff.attempts(rng.range(1, 6) as u32),
+                    false => backoff,
+                })
+            }
+            false => WaitPolicy::Wake,
+        };
+        let max_hold = match rng.chance(40) {
+            true => Duration::from_millis(rng.range(5, 300)),
+            false => Duration::MAX,
+        };
+        let replicas = rng.chance(30).then_some(Replicas {
+            wanted: 1,
+            within: Duration::from_millis(50),
+        });
+        let by_engine = rng.chance(250);
+        let lingers = self.plan.linger > 0 && rng.chance(800);
+        let renews = !rng.chance(if is_short { 300 } else { 80 });
+        let odd_ttl = rng.chance(60);
+        let ttl = if odd_ttl { ttl * 3 / 2 } else { ttl };
+        let ttl = Duration::from_micros(ttl / MS * MS);
+        let lock = self.lock_of(client, name, kind);
+        let in_line = lock.has_local_queue();
+        let linger = match lingers && in_line {
+            true => Duration::from_micros(self.plan.linger),
+            false => Duration::ZERO,
+        };
+        CallTerms {
+            lock,
+            terms: LeaseTerms {
+                ttl,
+                renew_every: renews.then_some(ttl / 3),
+                max_hold,
+                replicas,
+                handoffs: if in_line { handoffs } else { 0 },
+                linger,
+            },
+            wait: match is_once {
+                true => Wait::Once,
+                false => Wait::Queue(policy),
+            },
+            deadline: self.clocks[client].at(deadline),
+            holder: Holder {
+                handoffs: if in_line { handoffs } else { 0 },
+                linger,
+                ..Holder::default()
+            },
+            by_engine,
+        }
+    }
+}
