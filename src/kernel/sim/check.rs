@@ -11,6 +11,7 @@ use super::server::{Data, MS, Time, client_of, key_of};
 use super::world::{Checked, World};
 use crate::clock::Instant;
 use crate::kernel::Kernel;
+use crate::kernel::call::Call;
 use crate::kernel::effects::Effects;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::held::HeldLease;
@@ -47,6 +48,33 @@ pub(super) fn each_entry(kernel: &Kernel, names: &BTreeSet<Name>, mut act: impl 
             act(entry);
         }
     }
+}
+
+/// Returns whether a lease, a request or a call of a client has this id. The calls are `parked`.
+pub(super) fn has_owner<'a>(
+    kernel: &Kernel,
+    names: &BTreeSet<Name>,
+    mut parked: impl Iterator<Item = &'a Call>,
+    id: &str,
+) -> bool {
+    // The entry has given away a lease that a round will release.
+    let mut found = kernel.is_closed() && kernel.schedule.lock().has_lease(id);
+    each_entry(kernel, names, |entry| {
+        found |= entry.held.iter().any(|held| held.lease.id.as_str() == id);
+        found |= entry.requests.iter().any(|request| {
+            request.id().is_some_and(|it| it.as_str() == id)
+                || matches!(&request.state, RequestState::Won(Some(it)) if it.id.as_str() == id)
+        });
+    });
+    let is_in_cell = |call: &Call| {
+        let outcome = call.cell().map(|cell| cell.outcome.lock());
+        let lease = outcome.as_deref().and_then(|it| match it {
+            Some(Outcome::Lease(lease, _)) => Some(lease),
+            _ => None,
+        });
+        lease.is_some_and(|lease| lease.id.as_str() == id)
+    };
+    found || parked.any(is_in_cell)
 }
 
 impl World {
@@ -260,26 +288,11 @@ impl World {
 
     fn is_known(&self, client: usize, id: &str) -> bool {
         let kernel = &self.clients[client].kernel;
-        let mut found = kernel.pending.lock().has(id.as_bytes());
-        found |= self.clients[client].knows(id);
-        // A round that releases it has not begun: the entry has let go of the lease.
-        found |= kernel.is_closed() && kernel.schedule.lock().has_lease(id);
-        each_entry(kernel, &self.names, |entry| {
-            found |= entry.held.iter().any(|held| held.lease.id.as_str() == id);
-            found |= entry.requests.iter().any(|request| {
-                request.id().is_some_and(|it| it.as_str() == id)
-                    || matches!(&request.state, RequestState::Won(Some(it)) if it.id.as_str() == id)
-            });
-        });
-        let has = |lease: &HeldLease| lease.id.as_str() == id;
-        let in_cell = self.parked(client).any(|call| match call.cell() {
-            Some(cell) => match &*cell.outcome.lock() {
-                Some(Outcome::Lease(lease, _)) => has(lease),
-                _ => false,
-            },
-            None => false,
-        });
-        found || in_cell || self.has_guard(client, id) || self.is_under_way(client, id)
+        kernel.pending.lock().has(id.as_bytes())
+            || self.clients[client].knows(id)
+            || has_owner(kernel, &self.names, self.parked(client), id)
+            || self.has_guard(client, id)
+            || self.is_under_way(client, id)
     }
 
     /// P3: a free lock is not idle while a call waits for it.

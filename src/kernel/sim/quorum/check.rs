@@ -11,9 +11,8 @@ use crate::kernel::call::{Call, Step};
 use crate::kernel::engine::ServerNo;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::LeaseStatus;
-use crate::kernel::request::RequestState;
-use crate::kernel::sim::check::each_entry;
 use crate::kernel::sim::check::tables::table_problems;
+use crate::kernel::sim::check::{each_entry, has_owner};
 use crate::kernel::sim::plan::Actor;
 use crate::kernel::sim::server::key_of;
 use crate::kernel::sim::server::{MS, client_of};
@@ -164,25 +163,11 @@ impl World {
 
     fn is_known(&self, client: usize, server: ServerNo, id: &str) -> bool {
         let kernel = &self.clients[client].kernel;
-        let mut found = kernel.pending.lock().has_at(server, id.as_bytes());
-        found |= self.clients[client].engine.knows(id) || self.has_guard(client, id);
-        // A round that releases it has not begun: the entry has let go of the lease.
-        found |= kernel.is_closed() && kernel.schedule.lock().has_lease(id);
-        each_entry(kernel, &self.names, |entry| {
-            found |= entry.held.iter().any(|held| held.lease.id.as_str() == id);
-            found |= entry.requests.iter().any(|request| {
-                request.id().is_some_and(|it| it.as_str() == id)
-                    || matches!(&request.state, RequestState::Won(Some(it)) if it.id.as_str() == id)
-            });
-        });
-        let in_cell = self.parked(client).any(|(_, call)| match call.cell() {
-            Some(cell) => match &*cell.outcome.lock() {
-                Some(Outcome::Lease(lease, _)) => lease.id.as_str() == id,
-                _ => false,
-            },
-            None => false,
-        });
-        found || in_cell
+        let parked = self.parked(client).map(|(_, call)| call);
+        kernel.pending.lock().has_at(server, id.as_bytes())
+            || self.clients[client].engine.knows(id)
+            || has_owner(kernel, &self.names, parked, id)
+            || self.has_guard(client, id)
     }
 
     fn has_guard(&self, client: usize, id: &str) -> bool {
