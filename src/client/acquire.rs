@@ -11,7 +11,6 @@ use crate::client::{failure, taken};
 use crate::clock::{Instant, nap, sleep};
 use crate::config::{LeaseTerms, Settings};
 use crate::error::Error;
-use crate::kernel::Kernel;
 use crate::kernel::call::{CallTerms, Step};
 use crate::kernel::command::Command;
 use crate::kernel::effects::Effects;
@@ -127,9 +126,7 @@ impl Caller<'_> {
     /// reply is repeated in the background; then Redis refuses the call until that has run.
     fn release_lingering(&self, wants: &CallTerms) {
         let now = self.start;
-        let decide =
-            |kernel: &Kernel, fx: &mut Effects| kernel.release_for(&**self.lock, wants, now, fx);
-        let releases = self.runtime.decide(decide);
+        let releases = (self.runtime).decide(|kernel, fx| kernel.release_for(wants, now, fx));
         let timeout = self.runtime.deployment.command_timeout();
         let until = wants.deadline.min(now.after(timeout));
         for (lease, release) in releases {
@@ -296,9 +293,8 @@ impl Caller<'_> {
             let attempts = backoff.limit().unwrap_or_default();
             return Err(Error::AttemptsUsedUp { attempts });
         }
-        let (now, mut fx) = (Instant::now(), Effects::default());
-        let held = (self.runtime.kernel).holder_of(&**self.lock, now, &mut fx);
-        self.runtime.carry_out(fx);
+        let now = Instant::now();
+        let held = (self.runtime).decide(|kernel, fx| kernel.holder_of(&**self.lock, now, fx));
         let taken = taken::taken(&**self.lock, held, last, now);
         self.log_refused("refused", taken.remaining());
         Ok(Err(taken))
@@ -353,8 +349,5 @@ pub(crate) fn is_held_by_us(runtime: &Runtime, lock: &Arc<dyn Primitive>) -> (bo
     let Some(thread) = this_thread() else {
         return (false, false);
     };
-    let mut fx = Effects::default();
-    let held = (runtime.kernel).is_held_by(&**lock, thread, Instant::now(), &mut fx);
-    runtime.carry_out(fx);
-    held
+    runtime.decide(|kernel, fx| kernel.is_held_by(&**lock, thread, Instant::now(), fx))
 }

@@ -22,7 +22,6 @@ use crate::kernel::lease::LeaseStatus;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::unlock::{Unlock, begin_release};
 use crate::name::Name;
-use crate::protocol::primitive::Primitive;
 use crate::token::FencingToken;
 
 impl LockEntry {
@@ -185,11 +184,10 @@ impl Kernel {
         lease.is_some_and(|lease| lease.id == *id)
     }
 
-    /// Begins the release of each lease that lingers under a name of `lock` and that the call
-    /// cannot take. The caller sends it, and reports its end with `unlocked`.
+    /// Begins the release of each lease that lingers under a name of a call's lock, and that the
+    /// call cannot take. The caller sends it, and reports its end with `unlocked`.
     pub(crate) fn release_for(
         &self,
-        lock: &dyn Primitive,
         wants: &CallTerms,
         now: Instant,
         fx: &mut Effects,
@@ -197,7 +195,7 @@ impl Kernel {
         if !self.has_lingered() {
             return Vec::new();
         }
-        let names = lock.keys().names.iter();
+        let names = wants.lock.keys().names.iter();
         let release = |name: &Name| {
             let mut cx = self.at(now, fx);
             cx.with_existing(name, |entry, cx| entry.release_lingering(Some(wants), cx))

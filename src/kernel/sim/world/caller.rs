@@ -153,7 +153,7 @@ impl World {
     fn releases_first(&mut self, client: usize, thread: usize, wants: &CallTerms) -> bool {
         let kernel = Arc::clone(&self.clients[client].kernel);
         let (mut fx, now) = (Effects::default(), self.clocks[client].at(self.now));
-        let releases = kernel.release_for(&*wants.lock, wants, now, &mut fx);
+        let releases = kernel.release_for(wants, now, &mut fx);
         let mut sends = false;
         for (lease, release) in releases {
             self.say(|| format!("c{client}.{thread} ends the linger of {:?}", lease.id));
