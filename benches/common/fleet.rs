@@ -23,7 +23,7 @@ const WARM_UP: Duration = Duration::from_millis(300);
 /// requests is taken from this part.
 const MONITORED: Duration = Duration::from_millis(500);
 
-/// Where the file of the counter has the process that holds the lock.
+/// The offset of the process that holds the lock, in the file of the counter.
 const HOLDER_AT: u64 = 8;
 
 /// How long after the end a process may take to report.

@@ -15,7 +15,7 @@ pub(crate) struct Legend {
     pub(crate) targets: bool,
 }
 
-/// What the bars of a picture summarize.
+/// The samples that a bar of a picture summarizes.
 #[derive(Clone, Copy)]
 pub(crate) enum Bars {
     OfRounds,

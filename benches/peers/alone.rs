@@ -14,7 +14,7 @@ use crate::record::Record;
 const PAIRS: usize = 50;
 const SERVERS: usize = 5;
 
-/// What can lock on several servers.
+/// The candidates that can lock on several servers.
 const OVER_A_QUORUM: [&str; 8] = [
     "mutex",
     "poller",

@@ -21,7 +21,7 @@ use common::fleet::{Locker, Section};
 const WAITERS: usize = 1_000;
 const LEASES: usize = 10_000;
 
-/// What waits without end: the others return errors, or wait in the same way as one of these.
+/// The candidates that wait without end. The others return errors, or wait as one of these does.
 const WAITING: [&str; 8] = [
     "mutex",
     "poller",

@@ -64,7 +64,7 @@ const PICTURES: [(&str, &str, Panels); 3] = [
     ),
 ];
 
-/// Draws all pictures in a folder. Each shows what is tuned, and no defaults beside it.
+/// Draws all pictures in a folder. They show the tuned form of a candidate, not its defaults.
 pub(crate) fn draw(runs: &[Run], folder: &Path) {
     for (file, title, panels) in PICTURES {
         let panels = panels.iter().map(|(title, keys)| {

@@ -150,10 +150,10 @@ impl Mutex {
     /// round trip to Redis. At most a third of the ttl.
     ///
     /// It is a [local hand-off](Self::local_handoffs) to a call that comes a little later, under
-    /// the same conditions: the call asks for the same terms, its fencing token is the next one,
-    /// and a run lasts for at most so many hand-offs and a second. When the run ends, `unlock`
-    /// releases the lock in Redis. A lease that is not renewed in the background does not linger.
-    /// One that the queue has just granted does, before the renewal that extends it to the ttl.
+    /// the same conditions: the call asks for the same terms, gets the next fencing token, and the
+    /// run is limited in hand-offs and to a second. When the run ends, `unlock` releases the lock
+    /// in Redis. A lease that is not renewed in the background does not linger. One that the queue
+    /// has just granted does, before the renewal that extends it to the ttl.
     ///
     /// Consider the costs before you set it:
     ///
@@ -166,8 +166,8 @@ impl Mutex {
     /// Any other call of this client for the name releases the lease first: one with other terms, a
     /// set, a [`FairMutex`](crate::FairMutex), an [`RwLock`](crate::RwLock). So do
     /// [`Client::release_lingering`](crate::Client::release_lingering),
-    /// [`shutdown`](crate::Client::shutdown) and the end of the client. Whoever is told of a loss
-    /// is told until `unlock`; afterwards a loss is logged at level `WARN`, and counted as
+    /// [`shutdown`](crate::Client::shutdown) and the end of the client. `on_lost` and `lost` report
+    /// losses until `unlock`. A later loss is logged at level `WARN`, and counted as
     /// [`lingering_lost`](crate::Totals::lingering_lost).
     ///
     /// Not available over a quorum, and not with `local_handoffs(0)`: the first call that locks

@@ -267,7 +267,7 @@ impl SetAcquire {
                 }
                 (Stage::One(n), Outcome::Lease(lease, _)) => {
                     cx.kernel.table.note_set(&lease);
-                    // Who had it proves at the deadline that the set was taken.
+                    // An earlier holder proves at the deadline that the set was taken.
                     let name = entry_name(&*self.names[n]);
                     let refused = cx.with_existing(&name, |it, _| it.last.refused.clone());
                     let refused = refused.flatten().map(|by| of_name(self.stage, by));

@@ -73,7 +73,7 @@ impl Callbacks {
         }
     }
 
-    /// Returns whether renewals are to be reported: callbacks do not wait behind too many others.
+    /// Returns whether renewals are reported: callbacks do not wait behind too many others.
     pub(crate) fn has_room(&self) -> bool {
         self.waiting.callbacks.len() < MOST_CALLBACKS
     }

@@ -1,4 +1,4 @@
-//! What the test kit tells the clients of this process.
+//! Messages of the test kit to the clients of this process.
 
 use crate::clock::Instant;
 use crate::runtime::Runtime;

@@ -23,8 +23,8 @@ use crate::url::{Address, Sentinel};
 /// How to connect to a server.
 pub(crate) struct Connector {
     kind: ConnectorKind,
-    /// The cluster of which the server is a node. It is told of failures: another node may be about
-    /// to take over.
+    /// The cluster of which the server is a node. It learns of failures: another node may take over
+    /// soon.
     cluster: Option<Weak<SlotMap>>,
     pub(crate) label: String,
     connection_name: String,

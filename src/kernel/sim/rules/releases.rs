@@ -192,7 +192,7 @@ fn news_do_not_end_the_release_in_flight() {
     assert!(pending.is_empty());
 }
 
-/// Nobody sends what the engine would: guards are told, and what is released then is sent once.
+/// Guards are told. A later release is sent once, by the thread that releases the lease.
 #[test]
 fn death_of_the_engine_ends_leases_and_calls() {
     let (kernel, lock) = (kernel(), mutex());
