@@ -226,15 +226,15 @@ impl Plan {
     /// Returns the longest time for which a free lock may be idle although a call waits.
     pub(super) fn longest_idle(&self) -> Time {
         if self.family == Family::Quorum {
-            // Votes split, and each of the calls pauses; two rounds in a row can wait for a slow
-            // command each.
+            // Votes split, and each of the calls pauses; three rounds in a row can wait for a slow
+            // command each, as long as one server hangs.
             let is_hang = |(_, fault): &(Time, Fault)| {
                 matches!(fault, Fault::Server(_, ServerFault::Hang(_)))
             };
             let has_sets = self.kinds.contains(&Kind::PlainSet);
             let is_calm = self.backoff == 0 && !has_sets && self.faults.iter().all(is_hang);
             return match is_calm {
-                true => 4_000 * MS,
+                true => 5_000 * MS,
                 false => 8_000 * MS,
             };
         }
@@ -360,7 +360,7 @@ fn faults(plan: &Plan, rng: &mut Rng) -> Vec<(Time, Fault)> {
     let mut faults = Vec::new();
     let number = match plan.family {
         Family::Calm => 0,
-        Family::Backoff | Family::Shared | Family::Linger if rng.chance(300) => 0,
+        Family::Backoff | Family::Shared | Family::Linger | Family::Sets if rng.chance(300) => 0,
         Family::ShortTtl => rng.range(4, 24),
         _ => rng.range(1, 10),
     };

@@ -151,6 +151,16 @@ fn a_set_without_queues_asks_when_messages_begin_to_come() {
     );
 }
 
+/// Messages of the name came already, for an earlier wait of its client that had ended: nobody told
+/// the call so, and it waited for a pause.
+#[test]
+fn a_set_without_queues_asks_when_messages_come_already() {
+    assert_keeps(
+        "seed=353 family=Sets servers=1 clients=4 threads=2 ops=10 names=3 kinds=PlainSet,NoQueue \
+         ttl=1879000 handoffs=2 backoff=0 linger=0 drifts=4973,-1676,-3526,-4880 faults=",
+    );
+}
+
 /// A set of its client gave the name back just before its deadline.
 #[test]
 fn a_call_behind_a_name_that_a_set_gives_back_is_refused_at_its_deadline() {
@@ -248,5 +258,14 @@ fn shutdown_leaves_a_release_to_its_round() {
          faults=1445974:Link.1.2.Slow.663379,1656962:Cancel.1.0,2010938:Server.0.Stall.2079797,\
          3134087:Stop.0.Some.Engine.3343295,3284659:Link.2.0.Cut.false,3358982:Shutdown.0,\
          3601150:Stop.0.None.411921,3905083:Stop.2.None.3596448",
+    );
+}
+
+/// One of three servers hung, and three rounds in a row waited for a slow command to another one.
+#[test]
+fn three_slow_rounds_of_a_quorum_with_a_hung_server_are_no_loss() {
+    assert_keeps(
+        "seed=804649943914 family=Quorum servers=3 clients=3 threads=1 ops=8 names=1 kinds=NoQueue \
+         ttl=4000000 handoffs=0 backoff=0 linger=0 drifts= faults=294605:Server.0.Hang.14368000",
     );
 }

@@ -257,7 +257,8 @@ struct Sub {
     connect_at: Time,
     /// The channels that somebody waits for, with their names.
     wanted: BTreeMap<Vec<u8>, (Name, u64)>,
-    asked: BTreeSet<Vec<u8>>,
+    /// The channels that it has subscribed to, and since when their messages arrive.
+    asked: BTreeMap<Vec<u8>, Option<Instant>>,
     hears_inbox: bool,
     was_live: bool,
     mail: VecDeque<Down>,

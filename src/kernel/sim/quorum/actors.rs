@@ -260,9 +260,12 @@ impl World {
             }
             kernel.deaf_at(server, now, &mut fx);
         } else if let Some((server, down)) = self.clients[client].sub_mail.pop_front() {
-            let it = &self.clients[client];
+            let it = &mut self.clients[client];
             match &down {
                 Down::Subscribed(channel) => {
+                    if let Some(arrives) = it.subs[server].asked.get_mut(channel) {
+                        *arrives = true;
+                    }
                     if let Some((name, _)) = it.wanted.get(channel) {
                         kernel.listening_at(server, name, now, &mut fx);
                     }
@@ -312,13 +315,14 @@ impl World {
             };
             let it = &mut self.clients[client];
             let sub = &mut it.subs[server];
-            sub.asked.retain(|channel| it.wanted.contains_key(channel));
-            let new = it.wanted.keys().filter(|it| !sub.asked.contains(*it));
+            sub.asked
+                .retain(|channel, _| it.wanted.contains_key(channel));
+            let new = it.wanted.keys().filter(|it| !sub.asked.contains_key(*it));
             let new: Vec<Vec<u8>> = new.cloned().collect();
             for channel in new {
                 self.clients[client].subs[server]
                     .asked
-                    .insert(channel.clone());
+                    .insert(channel.clone(), false);
                 self.send(n, Up::Subscribe(channel));
             }
         }

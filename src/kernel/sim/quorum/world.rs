@@ -144,7 +144,8 @@ pub(super) struct Pipe {
 pub(super) struct Sub {
     pub(super) conn: Option<usize>,
     pub(super) connect_at: Time,
-    pub(super) asked: BTreeSet<Vec<u8>>,
+    /// The channels that it has subscribed to, and whether their messages arrive.
+    pub(super) asked: BTreeMap<Vec<u8>, bool>,
     pub(super) is_closed: bool,
 }
 
@@ -434,9 +435,17 @@ impl World {
         let wakes_sub = !fx.listen.is_empty();
         for (lock, change) in fx.listen {
             let key = lock.keys().key(0);
-            let wanted = &mut self.clients[client].wanted;
-            let newest = wanted.get(key.channel).map_or(0, |it| it.1).max(change);
-            wanted.insert(key.channel.to_vec(), (key.name.clone(), newest));
+            let it = &mut self.clients[client];
+            let newest = (it.wanted.get(key.channel)).map_or(0, |it| it.1);
+            let wanted = (key.name.clone(), newest.max(change));
+            it.wanted.insert(key.channel.to_vec(), wanted);
+            for (server, sub) in it.subs.iter().enumerate() {
+                if sub.asked.get(key.channel) == Some(&true) {
+                    // Its messages arrive already, for an entry that has ended.
+                    let mail = (server, Down::Subscribed(key.channel.to_vec()));
+                    it.sub_mail.push_back(mail);
+                }
+            }
         }
         for (name, change) in fx.unlisten {
             let wanted = &mut self.clients[client].wanted;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Caller, State, World};
+use super::{Caller, Down, State, World};
 use crate::kernel::effects::Effects;
 use crate::kernel::sim::plan::Actor;
 
@@ -39,15 +39,21 @@ impl World {
             self.soon(client, Actor::Engine);
         }
         let mut wakes_sub = false;
-        let wanted = &mut self.clients[client].sub.wanted;
+        let sub = &mut self.clients[client].sub;
         for (lock, change) in fx.listen {
             let key = lock.keys().key(0);
-            let newest = wanted.get(key.channel).map_or(0, |it| it.1).max(change);
-            wanted.insert(key.channel.to_vec(), (key.name.clone(), newest));
+            let newest = (sub.wanted.get(key.channel)).map_or(0, |it| it.1);
+            let wanted = (key.name.clone(), newest.max(change));
+            sub.wanted.insert(key.channel.to_vec(), wanted);
+            if let Some(Some(_)) = sub.asked.get(key.channel) {
+                // Its messages arrive already, for an entry that has ended.
+                sub.mail
+                    .push_back(Down::Subscribed(Some(key.channel.to_vec())));
+            }
             wakes_sub = true;
         }
         for (name, change) in fx.unlisten {
-            wanted.retain(|_, it| it.0 != name || it.1 > change);
+            sub.wanted.retain(|_, it| it.0 != name || it.1 > change);
         }
         if wakes_sub {
             self.soon(client, Actor::Sub);

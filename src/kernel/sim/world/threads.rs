@@ -259,8 +259,10 @@ impl World {
                     sub.was_live = true;
                 }
                 Down::Subscribed(Some(channel)) => {
+                    let live = sub.asked.get_mut(&channel);
+                    let since = live.map_or(now, |since| *since.get_or_insert(now));
                     if let Some((name, _)) = sub.wanted.get(&channel) {
-                        kernel.listening_since(name, now, now, &mut fx);
+                        kernel.listening_since(name, since, now, &mut fx);
                     }
                 }
                 Down::Message(Message::Inbox(payload)) => kernel.inbox(&payload, now, &mut fx),
@@ -307,15 +309,16 @@ impl World {
             }
         };
         let sub = &mut self.clients[client].sub;
-        sub.asked.retain(|channel| sub.wanted.contains_key(channel));
+        sub.asked
+            .retain(|channel, _| sub.wanted.contains_key(channel));
         let new: Vec<Vec<u8>> = sub
             .wanted
             .keys()
-            .filter(|channel| !sub.asked.contains(*channel))
+            .filter(|channel| !sub.asked.contains_key(*channel))
             .cloned()
             .collect();
         for channel in new {
-            self.clients[client].sub.asked.insert(channel.clone());
+            self.clients[client].sub.asked.insert(channel.clone(), None);
             self.send(n, Up::Subscribe(Some(channel)));
         }
     }
