@@ -41,13 +41,23 @@ impl Runtime {
     /// [`Error::Thread`] or [`Error::Shortage`] if the thread that receives messages cannot be
     /// started. That is tried again while calls wait for the name.
     pub(crate) fn listen(&self, lock: &Arc<dyn Primitive>, change: u64) -> Result<(), Error> {
+        if !self.subscribe(lock, change) {
+            return Ok(());
+        }
+        self.engine.probe();
+        self.start_subscriber()
+    }
+
+    /// Subscribes for a lock, unless nobody waits for it any more. Tells the kernel from which
+    /// servers its messages come already.
+    fn subscribe(&self, lock: &Arc<dyn Primitive>, change: u64) -> bool {
         let name = entry_name(&**lock).into_owned();
         let mut live = Vec::new();
         {
             let mut table = self.subscriptions.0.lock();
             // Under that lock: the end of this subscription may have been carried out before.
             if !self.kernel.listens(&name) {
-                return Ok(());
+                return false;
             }
             let wanted = table.entry(name.clone()).or_insert_with(|| Wanted {
                 lock: Arc::clone(lock),
@@ -55,15 +65,12 @@ impl Runtime {
                 at: Vec::new(),
             });
             wanted.change = wanted.change.max(change);
-            if wanted.at.is_empty() {
-                wanted.subscribe(self, &name, &mut live);
-            }
+            wanted.subscribe(self, &name, &mut live);
         }
         for (endpoint, since) in live {
             self.hears(&endpoint, &name, since);
         }
-        self.engine.probe();
-        self.start_subscriber()
+        true
     }
 
     /// Ends what [`listen`](Self::listen) began under a lower number.
@@ -83,9 +90,7 @@ impl Runtime {
             let mut table = self.subscriptions.0.lock();
             for (name, wanted) in table.iter_mut().filter(|(_, it)| is_moved(&*it.lock)) {
                 let mut live = Vec::new();
-                let before = std::mem::take(&mut wanted.at);
                 wanted.subscribe(self, name, &mut live);
-                end(name, before);
                 moved.push((name.clone(), live));
             }
         }
@@ -129,14 +134,15 @@ impl Runtime {
 }
 
 impl Wanted {
-    /// Subscribes at the servers that own the name. Adds those whose messages arrive already, and
-    /// since when.
+    /// Subscribes at the servers that own the name now. Adds those whose messages arrive already,
+    /// and since when: they do if the end of an earlier subscription has not been carried out yet.
     fn subscribe(
         &mut self,
         runtime: &Runtime,
         name: &Name,
         live: &mut Vec<(Arc<Endpoint>, Instant)>,
     ) {
+        let before = std::mem::take(&mut self.at);
         let keys = self.lock.keys();
         for n in 0..keys.names.len() {
             let key = keys.key(n);
@@ -150,6 +156,7 @@ impl Wanted {
                 });
             }
         }
+        end(name, before);
     }
 }
 
@@ -161,23 +168,99 @@ fn end(name: &Name, parts: Vec<Part>) {
 
 #[cfg(test)]
 mod tests {
-    use crate::config::Config;
-    use crate::protocol::keys::Keys;
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use crate::clock::Instant;
+    use crate::config::{Config, LeaseTerms};
+    use crate::kernel::call::{CallTerms, Step};
+    use crate::kernel::effects::Effects;
+    use crate::kernel::held::Holder;
+    use crate::kernel::set::SetAcquire;
+    use crate::kernel::waiter::Wait;
+    use crate::protocol::all::MutexAllKeys;
+    use crate::protocol::answer::Answer;
+    use crate::protocol::keys::{Keys, Layout};
     use crate::protocol::mutex::MutexKeys;
+    use crate::protocol::primitive::Primitive;
+    use crate::protocol::refusal::RefusedName;
     use crate::redis::Deployment;
     use crate::runtime::state::Runtime;
     use crate::url::Target;
+    use crate::wait_policy::WaitPolicy;
+
+    fn runtime() -> Arc<Runtime> {
+        let config = Config::default();
+        let target = Target::parse("redis://127.0.0.1:1").unwrap();
+        let deployment = Deployment::new(target, &config).unwrap();
+        Runtime::new(config, deployment).unwrap()
+    }
 
     /// The thread stood still, and the last call for the name has ended.
     #[test]
     fn subscription_that_begins_after_its_end_is_none() {
-        let config = Config::default();
-        let target = Target::parse("redis://127.0.0.1:1").unwrap();
-        let deployment = Deployment::new(target, &config).unwrap();
-        let runtime = Runtime::new(config, deployment).unwrap();
+        let runtime = runtime();
         let lock = MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:"));
         runtime.unlisten(&"a".into(), 8);
         runtime.listen(&lock, 7).unwrap();
         assert!(runtime.subscriptions.0.lock().is_empty());
+    }
+
+    /// The thread that carries out the end of the earlier one stands still.
+    #[test]
+    fn subscription_in_place_of_an_earlier_one_hears_at_once() {
+        let (runtime, mut fx) = (runtime(), Effects::default());
+        let names = vec!["a".into(), "b".into()];
+        let set = MutexAllKeys::of(names, "lock:", "lock_release:", Layout::OneServer, false);
+        let now = Instant::now();
+        let mut waiting = waits_for_first(&runtime, &set, now, &mut fx);
+        let (lock, change) = fx.listen.pop().expect("the set watches a name");
+        assert!(runtime.subscribe(&lock, change));
+        let endpoint = &runtime.endpoints.all()[0];
+        for channel in endpoint.subscriber.state.lock().channels.values_mut() {
+            channel.live_since = Some(now);
+        }
+        let has_news = |set: &SetAcquire| set.cell().unwrap().outcome.lock().is_some();
+        assert!(!has_news(&waiting));
+        assert!(runtime.subscribe(&lock, change + 1));
+        assert!(has_news(&waiting));
+        waiting.abandon(&runtime.kernel, now, &mut fx);
+    }
+
+    /// Returns a call for a set without queues whose first name is taken.
+    fn waits_for_first(
+        runtime: &Runtime,
+        lock: &Arc<dyn Primitive>,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> SetAcquire {
+        let wants = CallTerms {
+            lock: Arc::clone(lock),
+            terms: LeaseTerms {
+                ttl: Duration::from_secs(4),
+                renew_every: None,
+                max_hold: Duration::MAX,
+                replicas: None,
+                handoffs: 0,
+                linger: Duration::ZERO,
+            },
+            wait: Wait::Queue(WaitPolicy::Wake),
+            deadline: Instant::NEVER,
+            holder: Holder::default(),
+            by_engine: false,
+        };
+        let names = lock.names_of_set().to_vec();
+        let mut set = SetAcquire::new(&runtime.kernel, wants, names, now);
+        let begun = set.begin(&runtime.kernel, now, fx);
+        assert!(matches!(begun, Step::Send(..)), "{begun:?}");
+        let refused = Answer::Refused(RefusedName {
+            name: 0,
+            holder: b"x:0".to_vec(),
+            remaining: Some(Duration::from_secs(1)),
+            detail: None,
+        });
+        let step = set.replied(&runtime.kernel, Ok(refused), now, now, fx);
+        assert!(matches!(step, Step::Park(_)), "{step:?}");
+        set
     }
 }
