@@ -14,7 +14,7 @@ use crate::kernel::fault::Fault;
 use crate::kernel::holdings::Grant;
 use crate::kernel::lease::LeaseState;
 use crate::kernel::mutant::{Mutant, is_on};
-use crate::kernel::request::{Asked, Flight, RequestState, Sender, Serves};
+use crate::kernel::request::{Asked, Flight, Request, RequestState, Sender, Serves};
 use crate::kernel::requests::{Receiver, caller_overdue_at};
 use crate::kernel::round::AtServers;
 use crate::kernel::undo::Proof;
@@ -117,6 +117,13 @@ impl LockEntry {
         cx: &mut Context<'_>,
     ) -> bool {
         if self.holds(&asked.id) && !is_on(Mutant::WonIsForgotten) {
+            return false;
+        }
+        // Its grant message came while its caller stood still: it becomes a lease.
+        let is_confirming = |request: &Request| {
+            matches!(request.state, RequestState::Confirming(_)) && request.id() == Some(&asked.id)
+        };
+        if self.requests.iter().any(is_confirming) && !is_on(Mutant::LateAnswerUndoesConfirming) {
             return false;
         }
         let proof = match end {
