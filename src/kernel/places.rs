@@ -53,10 +53,25 @@ impl LockEntry {
     }
 
     pub(super) fn touch_refresh(&mut self, n: usize, at: Instant) {
-        // A place lasts much longer than this: no sleep is cut short for it.
-        let lasts = provisional(self.requests[n].terms.ttl);
-        let slack = Duration::from_millis(100).min(lasts / 4);
+        let RequestState::Queued(place) = &self.requests[n].state else {
+            return;
+        };
+        let ttl = self.requests[n].terms.ttl;
+        let slack = match at < place.seen.after(self.refreshes_every(ttl)) {
+            // Nobody else learns that the lock has expired.
+            true => Duration::ZERO,
+            // A place lasts much longer than this: no sleep is cut short for it.
+            false => Duration::from_millis(100).min(provisional(ttl) / 4),
+        };
         self.touch(at, at.after(slack));
+    }
+
+    fn refreshes_every(&self, ttl: Duration) -> Duration {
+        match self.is_listening {
+            true => refresh_every(ttl),
+            // No message announces a grant: only a refresh finds it.
+            false => refresh_every(ttl) / 4,
+        }
     }
 
     /// Returns when a place is refreshed after a reply that says that it waits.
@@ -68,17 +83,12 @@ impl LockEntry {
         now: Instant,
     ) -> Instant {
         let request = &self.requests[n];
-        let every = refresh_every(request.terms.ttl);
+        let ttl = request.terms.ttl;
         if let Some(at) = self.backs_off_until(request.serves) {
-            return at.min(sent.after(every));
+            return at.min(sent.after(refresh_every(ttl)));
         }
-        let every = match self.is_listening {
-            true => every,
-            // No message announces a grant: only a refresh finds it.
-            false => every / 4,
-        };
         next_attempt(
-            sent.after(every),
+            sent.after(self.refreshes_every(ttl)),
             now,
             remaining,
             sent.after(SHORTEST_PAUSE),
