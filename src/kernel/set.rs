@@ -270,7 +270,9 @@ impl SetAcquire {
                     // An earlier holder proves at the deadline that the set was taken.
                     let name = entry_name(&*self.names[n]);
                     let refused = cx.with_existing(&name, |it, _| it.last.refused.clone());
-                    let refused = refused.flatten().map(|by| of_name(self.stage, by));
+                    let says_taken = |by: &Refused| by.says_taken(self.start, self.wants.deadline);
+                    let refused = refused.flatten().filter(says_taken);
+                    let refused = refused.map(|by| of_name(self.stage, by));
                     self.last = refused.or_else(|| self.last.take());
                     self.kept.push(lease);
                     self.restarts = 0;
