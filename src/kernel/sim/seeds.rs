@@ -269,3 +269,35 @@ fn three_slow_rounds_of_a_quorum_with_a_hung_server_are_no_loss() {
          ttl=4000000 handoffs=0 backoff=0 linger=0 drifts= faults=294605:Server.0.Hang.14368000",
     );
 }
+
+/// The first name had refused the set, and another name's old refusal took the place of that: at
+/// its deadline the set failed as if Redis were silent.
+#[test]
+fn an_old_refusal_does_not_replace_one_that_counts() {
+    assert_keeps(
+        "seed=1073486305995 family=Sets servers=1 clients=1 threads=2 ops=7 names=2 \
+         kinds=SlotSet.true,Mutex ttl=4000000 handoffs=0 backoff=0 linger=0 drifts=0 faults=",
+    );
+}
+
+/// The engine slept beyond the end of a key that nobody renewed: a place that lasts much longer
+/// could wait, but the lock was free.
+#[test]
+fn a_place_is_refreshed_as_soon_as_the_lock_expires() {
+    assert_keeps(
+        "seed=406871823412 family=Calm servers=1 clients=2 threads=3 ops=8 names=2 kinds=Fair \
+         ttl=1129000 handoffs=0 backoff=0 linger=0 drifts=0,0 faults=",
+    );
+}
+
+/// Its caller stood still: the grant message came first, then the engine ended the command, and
+/// then the reply to it undid what was becoming a lease.
+#[test]
+fn a_late_reply_does_not_undo_what_is_being_confirmed() {
+    assert_keeps(
+        "seed=859722562414 family=Moves servers=1 clients=2 threads=2 ops=16 names=2 \
+         kinds=Mutex,Mutex,Fair ttl=2660000 handoffs=1 backoff=0 linger=0 drifts=0,0 \
+         faults=112071:Move.182171,145043:LoseMessages.1.490457,293835:Stall.403197,\
+         2427791:Stop.1.Some.Engine.384668,3499497:Stop.0.None.2965663",
+    );
+}
