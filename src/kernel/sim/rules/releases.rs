@@ -192,7 +192,7 @@ fn news_do_not_end_the_release_in_flight() {
     assert!(pending.is_empty());
 }
 
-/// Guards are told. A later release is sent once, by the thread that releases the lease.
+/// Its guard knows of the loss. A later release is sent once, by the thread that releases it.
 #[test]
 fn death_of_the_engine_ends_leases_and_calls() {
     let (kernel, lock) = (kernel(), mutex());
