@@ -13,7 +13,7 @@ pub(in crate::kernel::sim) mod show;
 mod start;
 mod threads;
 mod views;
-mod wants;
+pub(super) mod wants;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};

@@ -13,6 +13,7 @@ use crate::kernel::sim::plan::{Actor, Kind};
 use crate::kernel::sim::server::MS;
 use crate::kernel::sim::world::acquiring::Acquiring;
 use crate::kernel::sim::world::show::shown;
+use crate::kernel::sim::world::wants::how_it_waits;
 use crate::kernel::sim::world::{COMMAND_TIMEOUT, Checked, NEVER};
 use crate::kernel::table::entry_name;
 use crate::kernel::unlock::Unlock;
@@ -23,7 +24,6 @@ use crate::protocol::keys::{Keys, Layout};
 use crate::protocol::mutex::MutexKeys;
 use crate::protocol::primitive::Primitive;
 use crate::token::FencingToken;
-use crate::wait_policy::{Backoff, WaitPolicy};
 
 impl World {
     pub(super) fn caller(&mut self, client: usize, thread: usize) -> Checked {
@@ -160,27 +160,7 @@ impl World {
         caller.is_cancelled = false;
         let rng = &mut caller.rng;
         let name = rng.below(names);
-        let is_once = rng.chance(150);
-        let deadline = match (is_once, rng.chance(300)) {
-            (true, _) => self.now + COMMAND_TIMEOUT,
-            (false, true) => self.now + rng.range(5 * MS, 3_000 * MS),
-            (false, false) => NEVER,
-        };
-        let policy = match rng.chance(share) {
-            true => {
-                let base = Duration::from_millis(rng.range(1, 40));
-                let backoff = Backoff::new(base, base * 20);
-                WaitPolicy::Backoff(match rng.chance(300) {
-                    true => backoff.attempts(rng.range(1, 6) as u32),
-                    false => backoff,
-                })
-            }
-            false => WaitPolicy::Wake,
-        };
-        let max_hold = match rng.chance(40) {
-            true => Duration::from_millis(rng.range(5, 300)),
-            false => Duration::MAX,
-        };
+        let (is_once, deadline, policy, max_hold) = how_it_waits(rng, share, self.now);
         let renews = !rng.chance(80);
         let ttl = if rng.chance(60) { ttl * 3 / 2 } else { ttl };
         let ttl = Duration::from_micros(ttl / MS * MS);

@@ -7,8 +7,8 @@ use super::{COMMAND_TIMEOUT, NEVER, World};
 use crate::config::LeaseTerms;
 use crate::kernel::call::CallTerms;
 use crate::kernel::held::Holder;
-use crate::kernel::sim::plan::{Family, Kind};
-use crate::kernel::sim::server::MS;
+use crate::kernel::sim::plan::{Family, Kind, Rng};
+use crate::kernel::sim::server::{MS, Time};
 use crate::kernel::table::entry_name;
 use crate::kernel::waiter::Wait;
 use crate::name::Name;
@@ -22,6 +22,36 @@ use crate::protocol::rw_lock::RwLockKeys;
 use crate::protocol::semaphore::SemaphoreKeys;
 use crate::replicas::Replicas;
 use crate::wait_policy::{Backoff, WaitPolicy};
+
+/// Chooses how a call waits: once or not, until when, by which policy; and for how long it may hold.
+pub(in crate::kernel::sim) fn how_it_waits(
+    rng: &mut Rng,
+    share: u64,
+    now: Time,
+) -> (bool, Time, WaitPolicy, Duration) {
+    let is_once = rng.chance(150);
+    let deadline = match (is_once, rng.chance(300)) {
+        (true, _) => now + COMMAND_TIMEOUT,
+        (false, true) => now + rng.range(5 * MS, 3_000 * MS),
+        (false, false) => NEVER,
+    };
+    let policy = match rng.chance(share) {
+        true => {
+            let base = Duration::from_millis(rng.range(1, 40));
+            let backoff = Backoff::new(base, base * 20);
+            WaitPolicy::Backoff(match rng.chance(300) {
+                true => backoff.attempts(rng.range(1, 6) as u32),
+                false => backoff,
+            })
+        }
+        false => WaitPolicy::Wake,
+    };
+    let max_hold = match rng.chance(40) {
+        true => Duration::from_millis(rng.range(5, 300)),
+        false => Duration::MAX,
+    };
+    (is_once, deadline, policy, max_hold)
+}
 
 impl World {
     pub(super) fn lock_of(&mut self, client: usize, name: u64, kind: Kind) -> Arc<dyn Primitive> {
@@ -84,27 +114,7 @@ impl World {
             }
             _ => rng.below(names),
         };
-        let is_once = rng.chance(150);
-        let deadline = match (is_once, rng.chance(300)) {
-            (true, _) => self.now + COMMAND_TIMEOUT,
-            (false, true) => self.now + rng.range(5 * MS, 3_000 * MS),
-            (false, false) => NEVER,
-        };
-        let policy = match rng.chance(share) {
-            true => {
-                let base = Duration::from_millis(rng.range(1, 40));
-                let backoff = Backoff::new(base, base * 20);
-                WaitPolicy::Backoff(match rng.chance(300) {
-                    true => backoff.attempts(rng.range(1, 6) as u32),
-                    false => backoff,
-                })
-            }
-            false => WaitPolicy::Wake,
-        };
-        let max_hold = match rng.chance(40) {
-            true => Duration::from_millis(rng.range(5, 300)),
-            false => Duration::MAX,
-        };
+        let (is_once, deadline, policy, max_hold) = how_it_waits(rng, share, self.now);
         let replicas = rng.chance(30).then_some(Replicas {
             wanted: 1,
             within: Duration::from_millis(50),
