@@ -23,7 +23,7 @@ use crate::protocol::semaphore::SemaphoreKeys;
 use crate::replicas::Replicas;
 use crate::wait_policy::{Backoff, WaitPolicy};
 
-/// Chooses how a call waits: once or not, until when, by which policy; and for how long it may hold.
+/// Chooses how a call waits: once or not, until when, by which policy; for how long it may hold.
 pub(in crate::kernel::sim) fn how_it_waits(
     rng: &mut Rng,
     share: u64,
