@@ -273,7 +273,9 @@ impl SetAcquire {
                     let says_taken = |by: &Refused| by.says_taken(self.start, self.wants.deadline);
                     let refused = refused.flatten().filter(says_taken);
                     let refused = refused.map(|by| of_name(self.stage, by));
-                    self.last = refused.or_else(|| self.last.take());
+                    // A refusal by this name itself says nothing any more.
+                    let earlier = self.last.take().filter(|by| by.by.name != n);
+                    self.last = refused.or(earlier);
                     self.kept.push(lease);
                     self.restarts = 0;
                     match n + 1 < self.names.len() {

@@ -82,6 +82,8 @@ impl SetAcquire {
     pub(super) fn refused(&mut self, by: Option<Refused>, cx: &mut Context<'_>) -> Step {
         self.has_waited = true;
         if self.has_queues() {
+            // It counts if the deadline comes before a queue has answered.
+            self.last = by.or_else(|| self.last.take());
             return self.ask_for(0, cx);
         }
         self.id = cx.kernel.fresh_id(&*self.wants.lock);
