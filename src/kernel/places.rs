@@ -426,7 +426,8 @@ impl LockEntry {
                     self.requests[n].state = RequestState::Sent;
                     return;
                 }
-                cx.kernel.table.forget_id(id);
+                // A master that a failover has set back may grant its place once more.
+                self.undo(&self.requests[n], id, Proof::AnyAnswer, cx);
                 self.set_due(n, cx.now);
                 self.retire(n, cx);
             }

@@ -301,3 +301,34 @@ fn a_late_reply_does_not_undo_what_is_being_confirmed() {
          2427791:Stop.1.Some.Engine.384668,3499497:Stop.0.None.2965663",
     );
 }
+
+/// The set was refused because of a name, and its deadline came before the queue of the first one
+/// answered: it failed as if Redis were silent.
+#[test]
+fn a_set_was_refused_before_it_entered_a_queue() {
+    assert_keeps(
+        "seed=357911587081 family=Sets servers=1 clients=3 threads=3 ops=28 names=2 kinds=Set \
+         ttl=2859000 handoffs=0 backoff=0 linger=0 drifts=-1023,4530,2993 faults=",
+    );
+}
+
+/// The release of a name that another call of the same client gave up waited for the pause between
+/// two releases.
+#[test]
+fn a_name_that_is_given_up_is_released_without_a_pause() {
+    assert_keeps(
+        "seed=935397555612 family=Sets servers=1 clients=2 threads=2 ops=15 names=2 \
+         kinds=SlotSet.false,NoQueue ttl=4000000 handoffs=3 backoff=0 linger=0 drifts=0,0 faults=",
+    );
+}
+
+/// A renewal found a grant gone that had got no reply, and a master that was set back granted its
+/// place again, to nobody.
+#[test]
+fn a_grant_that_is_gone_is_released_at_a_master_that_was_set_back() {
+    assert_keeps(
+        "seed=170560227451 family=Failover servers=1 clients=3 threads=2 ops=16 names=1 \
+         kinds=Mutex,Fair ttl=4000000 handoffs=3 backoff=0 linger=0 drifts=0,0,0 \
+         faults=329853:Kill.2,2412526:Snapshot,2577068:Failover",
+    );
+}

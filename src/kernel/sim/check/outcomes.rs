@@ -146,10 +146,12 @@ impl World {
             its.any(|it| it == name || names.contains(it))
         });
         let is_once = call.wants.wait == Wait::Once;
+        let of_set = Name::of_set(names);
         let is_proof = |refusal: &Refusal| {
             let is_fresh = refusal.until.is_none_or(|until| until >= deadline)
                 || refusal.arrived.after(std::time::Duration::from_secs(1)) >= deadline;
-            let is_its = refusal.name == *name || names.contains(&refusal.name);
+            let of_one = refusal.name == *name || names.contains(&refusal.name);
+            let is_its = of_one || refusal.name == of_set;
             is_its && refusal.sent >= call.start && (is_fresh || is_once)
         };
         let has_proof = self.clients[client].refusals.iter().any(is_proof);
