@@ -394,6 +394,14 @@ fn faults(plan: &Plan, rng: &mut Rng) -> Vec<(Time, Fault)> {
             Fault::LoseMessages(client, 900 * MS),
         ));
     }
+    if plan.family == Family::Linger && rng.chance(400) {
+        // A whole process stands still until a lease that lingers is over.
+        for _ in 0..rng.range(1, 6) {
+            let client = rng.below(plan.clients as u64) as usize;
+            let longer = rng.range(plan.ttl / 2, plan.ttl * 2);
+            faults.push((rng.range(MS, 2_000 * MS), Fault::Stop(client, None, longer)));
+        }
+    }
     if plan.family == Family::Ending {
         let client = rng.below(plan.clients as u64) as usize;
         let at = rng.range(MS, 2_000 * MS);
@@ -455,8 +463,8 @@ fn fault(plan: &Plan, rng: &mut Rng) -> Fault {
     }
     match rng.below(20) {
         0..=3 => Fault::Cut(client, actor, rng.chance(500)),
-        4 | 5 => Fault::Stop(client, Some(actor), rng.range(MS, longest)),
-        6 => Fault::Stop(client, None, rng.range(MS, longest)),
+        4 => Fault::Stop(client, Some(actor), rng.range(MS, longest)),
+        5 | 6 => Fault::Stop(client, None, rng.range(MS, longest)),
         7 => Fault::Kill(client),
         8 => Fault::Stall(rng.range(MS, longest.min(3_000 * MS))),
         9 if rng.chance(500) => Fault::Panic(client, thread),

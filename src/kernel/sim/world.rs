@@ -43,6 +43,8 @@ use crate::protocol::primitive::{Primitive, Reached};
 use crate::token::FencingToken;
 
 pub(super) const COMMAND_TIMEOUT: Time = 1_000 * MS;
+/// Within this time the threads of a process that stood still go on, in any order.
+pub(super) const GOES_ON: Time = 60;
 pub(super) const UNREACHABLE_FOR: Time = 4_000 * MS;
 pub(super) const NEVER: Time = Time::MAX;
 

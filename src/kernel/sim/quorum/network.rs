@@ -9,8 +9,8 @@ use crate::kernel::command::{Command, What};
 use crate::kernel::engine::{Link, ServerNo};
 use crate::kernel::sim::plan::{Actor, Fault, LinkFault, ServerFault};
 use crate::kernel::sim::server::{Copy, MS, Time};
-use crate::kernel::sim::world::Checked;
 use crate::kernel::sim::world::show::{shown_answer, shown_command};
+use crate::kernel::sim::world::{Checked, GOES_ON};
 use crate::protocol::primitive::Reached;
 
 /// The script of a command.
@@ -121,7 +121,8 @@ impl World {
                 }
                 let until = self.stopped_until(client, actor);
                 if until > self.now {
-                    self.timer(client, actor, until);
+                    let hop = self.sched.below(GOES_ON);
+                    self.timer(client, actor, until + hop);
                     return Ok(());
                 }
                 match actor {

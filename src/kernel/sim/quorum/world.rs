@@ -180,7 +180,7 @@ pub(in crate::kernel::sim) struct World {
     /// The names of the clients' entries.
     pub(super) names: BTreeSet<Name>,
     pub(super) net: Rng,
-    sched: Rng,
+    pub(super) sched: Rng,
     pub(in crate::kernel::sim) log: VecDeque<String>,
     is_traced: bool,
     pub(super) leases: Vec<Registered>,

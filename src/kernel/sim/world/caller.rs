@@ -336,6 +336,7 @@ impl World {
             Some(end) => end,
             None if self.now < by => {
                 caller.state = State::Waiting { call, sent, by };
+                self.timer(client, Actor::Caller(thread), by);
                 return Ok(());
             }
             None => Err(unknown()),

@@ -1,6 +1,6 @@
 //! The faults of a plan: what they do to the server, its connections and the clients.
 
-use super::{Actor, Arc, Checked, Copy, Effects, Fault, NEVER, Time, World};
+use super::{Actor, Arc, Checked, Copy, Effects, Fault, GOES_ON, NEVER, Time, World};
 
 impl World {
     pub(super) fn fault(&mut self, n: usize) -> Checked {
@@ -104,7 +104,7 @@ impl World {
             .collect();
         for (actor, at) in sleeps {
             // The timer of a thread that stands still is not a sleep.
-            if at > self.stopped_until(client, actor) {
+            if at > self.stopped_until(client, actor) + GOES_ON {
                 self.timer(client, actor, at + time);
             }
         }

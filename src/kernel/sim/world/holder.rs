@@ -179,7 +179,9 @@ impl World {
         let end = match caller.mail.take() {
             Some(end) => end,
             None if self.now < release.by => {
+                let by = release.by;
                 caller.state = State::Releasing(release);
+                self.timer(client, actor, by);
                 return Ok(());
             }
             None => Err(unknown()),

@@ -2,8 +2,8 @@
 
 use super::show::{not_replicated, rejected, shown_answer, shown_command, unknown};
 use super::{
-    Actor, Again, Answer, Cause, Checked, Command, Conn, Down, Event, Family, MS, Mail, Time, Up,
-    VecDeque, Why, World, fault,
+    Actor, Again, Answer, Cause, Checked, Command, Conn, Down, Event, Family, GOES_ON, MS, Mail,
+    Time, Up, VecDeque, Why, World, fault,
 };
 use crate::kernel::command::{Attempt, What};
 use crate::protocol::primitive::Reached;
@@ -127,7 +127,8 @@ impl World {
                 }
                 let until = self.stopped_until(client, actor);
                 if until > self.now {
-                    self.timer(client, actor, until);
+                    let hop = self.sched.below(GOES_ON);
+                    self.timer(client, actor, until + hop);
                     return Ok(());
                 }
                 match actor {
