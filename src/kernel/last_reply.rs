@@ -177,11 +177,16 @@ impl LastReply {
             by,
             is_said: true,
         };
-        // The reply to a later command may have arrived first, over another connection.
-        if self.refused.as_ref().is_none_or(|last| last.sent <= sent) {
-            self.refused = Some(refused.clone());
-        }
+        self.note(refused.clone());
         refused
+    }
+
+    /// Records a refusal, unless one of a later command is known: the reply to that may have
+    /// arrived first, over another connection.
+    pub(crate) fn note(&mut self, refused: Refused) {
+        if (self.refused.as_ref()).is_none_or(|last| last.sent <= refused.sent) {
+            self.refused = Some(refused);
+        }
     }
 
     /// Records that several calls each hold the lock on some servers of a quorum.
@@ -241,6 +246,18 @@ impl LastReply {
 }
 
 impl Refused {
+    /// Returns the refusal with this index of its name.
+    pub(crate) fn of_name(self, name: usize) -> Self {
+        let by = RefusedName {
+            name,
+            ..RefusedName::clone(&self.by)
+        };
+        Self {
+            by: Arc::new(by),
+            ..self
+        }
+    }
+
     /// Returns whether a call may report at its deadline that the lock is taken.
     pub(crate) fn says_taken(&self, start: Instant, deadline: Instant) -> bool {
         let is_fresh = self.arrived.after(FRESH_FOR) >= deadline;

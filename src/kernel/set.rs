@@ -35,7 +35,6 @@ use crate::kernel::watch::Watching;
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::primitive::Primitive;
-use crate::protocol::refusal::RefusedName;
 use crate::wait_policy::RECONNECT;
 
 /// The longest ttl of a name that a set keeps while it waits for the next ones.
@@ -273,9 +272,7 @@ impl SetAcquire {
                     let says_taken = |by: &Refused| by.says_taken(self.start, self.wants.deadline);
                     let refused = refused.flatten().filter(says_taken);
                     let refused = refused.map(|by| of_name(self.stage, by));
-                    // A refusal by this name itself says nothing any more.
-                    let earlier = self.last.take().filter(|by| by.by.name != n);
-                    self.last = refused.or(earlier);
+                    self.last = refused.or_else(|| self.last.take());
                     self.kept.push(lease);
                     self.restarts = 0;
                     match n + 1 < self.names.len() {
@@ -351,6 +348,11 @@ impl SetAcquire {
     /// Begins to ask for a name.
     pub(super) fn ask_for(&mut self, n: usize, cx: &mut Context<'_>) -> Step {
         self.stage = Stage::One(n);
+        // From here on, the name's entry knows what refuses it.
+        if let Some(refused) = self.last.take_if(|last| last.by.name == n) {
+            let of_name = refused.of_name(0);
+            cx.with_entry(&self.names[n], |entry, _| entry.last.note(of_name));
+        }
         let ttl = self.wants.terms.ttl.min(KEPT_FOR);
         let wait = match self.has_queues() {
             true => self.wants.wait.clone(),
@@ -418,12 +420,5 @@ fn of_name(stage: Stage, refused: Refused) -> Refused {
     let Stage::One(name) = stage else {
         return refused;
     };
-    let by = RefusedName {
-        name,
-        ..RefusedName::clone(&refused.by)
-    };
-    Refused {
-        by: Arc::new(by),
-        ..refused
-    }
+    refused.of_name(name)
 }
