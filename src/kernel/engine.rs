@@ -324,13 +324,10 @@ impl Engine {
     /// Returns the name whose refusal the reply to a command can be, and the id that it acquires
     /// for.
     #[cfg(sim)]
-    pub(super) fn asks_for(&self, ticket: Ticket) -> Option<(Name, Option<HolderId>)> {
+    pub(super) fn asks_for(&self, ticket: Ticket) -> Option<(Vec<Name>, Option<HolderId>)> {
         match self.in_flight.get(&ticket)? {
-            Purpose::Ask(asked) => Some((
-                entry_name(&*asked.lock).into_owned(),
-                Some(asked.id.clone()),
-            )),
-            Purpose::Refresh(name, _) => Some((name.clone(), None)),
+            Purpose::Ask(asked) => Some((asked.lock.keys().names.to_vec(), Some(asked.id.clone()))),
+            Purpose::Refresh(name, _) => Some((vec![name.clone()], None)),
             _ => None,
         }
     }

@@ -28,7 +28,7 @@ impl World {
     pub(in crate::kernel::sim) fn note_refusal(
         &mut self,
         client: usize,
-        name: &Name,
+        names: &[Name],
         end: &Result<Answer, fault::Fault>,
         sent: Time,
     ) {
@@ -48,7 +48,7 @@ impl World {
         let clock = self.clocks[client];
         let sent = clock.at(sent);
         let refusal = Refusal {
-            name: name.clone(),
+            name: names[by.name].clone(),
             sent,
             arrived: clock.at(self.now),
             until: by.remaining.map(|left| sent.after(left)),
@@ -146,12 +146,10 @@ impl World {
             its.any(|it| it == name || names.contains(it))
         });
         let is_once = call.wants.wait == Wait::Once;
-        let of_set = Name::of_set(names);
         let is_proof = |refusal: &Refusal| {
             let is_fresh = refusal.until.is_none_or(|until| until >= deadline)
                 || refusal.arrived.after(std::time::Duration::from_secs(1)) >= deadline;
-            let of_one = refusal.name == *name || names.contains(&refusal.name);
-            let is_its = of_one || refusal.name == of_set;
+            let is_its = refusal.name == *name || names.contains(&refusal.name);
             is_its && refusal.sent >= call.start && (is_fresh || is_once)
         };
         let has_proof = self.clients[client].refusals.iter().any(is_proof);

@@ -341,8 +341,8 @@ impl World {
             }
             None => Err(unknown()),
         };
-        let name = entry_name(&*call.call().wants.lock).into_owned();
-        self.note_refusal(client, &name, &end, sent);
+        let lock = &call.call().wants.lock;
+        self.note_refusal(client, &lock.keys().names, &end, sent);
         let is_error = end.is_err();
         if let Some(id) = call.call().asks_as().filter(|_| end.is_ok()) {
             self.ran_twice.remove(id);
