@@ -391,6 +391,10 @@ impl World {
         }
         self.report.commands = self.server.ran;
         self.report.plain = self.server.plain;
+        // An entry that only remembers a refusal wakes no engine: it goes when that runs again.
+        for client in 0..self.clients.len() {
+            self.handle(Event::Run(client, Actor::Engine))?;
+        }
         self.check_end()
     }
 
