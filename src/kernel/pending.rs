@@ -219,8 +219,8 @@ impl PendingReleases {
         at.unwrap_or(Instant::NEVER)
     }
 
-    /// Adds a release. That of a lease is due at once, any other one after the pause since the last
-    /// command for its lock. A second one of an id sharpens the first, and prolongs it.
+    /// Adds a release, which is due at once, or after the pause since the last command for its
+    /// lock. A second one of an id sharpens the first, and prolongs it.
     pub(crate) fn push(&mut self, release: PendingRelease, now: Instant) {
         if let Some(serial) = self.serial_of(release.server, &release.lock, &release.id) {
             self.prolong(serial, release.until);
@@ -238,7 +238,6 @@ impl PendingReleases {
         if let Some(needed) = release.counts {
             self.counting.add(&release.id, needed);
         }
-        let is_lease = release.ends_by == Proof::AnyAnswer && !release.is_place;
         let is_awaited = self.is_closing && release.counts.is_none() && !release.is_place;
         self.awaited += usize::from(is_awaited);
         self.ids.entry(release.id.clone()).or_default().push(serial);
@@ -257,10 +256,6 @@ impl PendingReleases {
                 news: None,
             },
         );
-        if is_lease {
-            // The lock is taken until this release runs: it waits for no pause.
-            self.send_next(serial);
-        }
     }
 
     fn prolong(&mut self, serial: u64, until: Instant) {

@@ -137,6 +137,10 @@ impl Context<'_> {
             counts,
             ..PendingRelease::new((server, &lock), &lease.id, until, ends_by)
         });
+        if ends_by == Proof::AnyAnswer {
+            // The lock is taken until this release runs: it waits for no pause.
+            self.with_pending(|pending, _| pending.seen(&lease.id));
+        }
     }
 
     /// Returns where the keys of a lock are: at each server of a quorum, or in each slot.
