@@ -1,6 +1,7 @@
 //! Eight threads of one client contend for one name with empty critical sections: the time from one
-//! thread's unlock to another's lock. Alternates with eight hand-written pollers (every 1 ms), and
-//! with a hand-written hand-off through Redis.
+//! thread's unlock to another's lock. Alternates with eight hand-written pollers (every 1 ms), with
+//! a hand-written hand-off through Redis, and with a line of threads by hand, which has no server:
+//! no hand-off takes less than the wake-up of a thread.
 
 use common::fleet::{Terms, contend, measure};
 use common::floor::mutex::HandWritten;
@@ -44,15 +45,17 @@ fn main() {
         over_redis: Samples::default(),
         ours: Series::new("Mutex", ms(0)),
         pollers: Series::new("poller by hand, every 1 ms", ms(0)),
+        lines: Series::new("line by hand, no server", ms(0)),
     };
     for round in 0..ROUNDS {
-        for turn in 0..3 {
-            match (round + turn) % 3 {
+        for turn in 0..4 {
+            match (round + turn) % 4 {
                 0 => {
                     let samples = waiter.hand_offs(HAND_OFFS, 0, &mut side);
                     results.over_redis.push(samples);
                 }
                 1 => results.ours.rounds.push(in_one_process(&server, "mutex")),
+                2 => results.lines.rounds.push(in_one_process(&server, "line")),
                 _ => {
                     let window = in_one_process(&server, "poller");
                     results.pollers.rounds.push(window);
@@ -68,10 +71,15 @@ fn main() {
         .ratio(&results.pollers, Window::acquisitions_per_s);
     let requests = results.ours.spread(Window::requests_per_acquisition);
     let jain = results.ours.spread(Window::jain_threads);
-    let gap_vs_redis = results.gap_vs_redis();
+    let gap_vs_redis = results.gap_vs_redis(&results.ours);
+    let line_gap_vs_redis = results.gap_vs_redis(&results.lines);
     report.end(
         &[
             ("gap_vs_redis", format!("{:.3}", gap_vs_redis.median)),
+            (
+                "line_by_hand_gap_vs_redis",
+                format!("{:.3}", line_gap_vs_redis.median),
+            ),
             ("acq_vs_poller", format!("{:.3}", acq_vs_poller.median)),
             ("jain", format!("{:.3}", jain.median)),
             ("requests_per_acq", format!("{:.3}", requests.median)),
@@ -84,12 +92,13 @@ struct Results {
     over_redis: Samples,
     ours: Series,
     pollers: Series,
+    lines: Series,
 }
 
 impl Results {
-    fn gap_vs_redis(&self) -> Spread {
-        let rounds = self.ours.rounds.iter().zip(self.over_redis.medians());
-        Spread::of(rounds.map(|(ours, over_redis)| ours.gaps()[0] / over_redis))
+    fn gap_vs_redis(&self, of: &Series) -> Spread {
+        let rounds = of.rounds.iter().zip(self.over_redis.medians());
+        Spread::of(rounds.map(|(local, over_redis)| local.gaps()[0] / over_redis))
     }
 
     fn print(&self) {
@@ -121,7 +130,12 @@ impl Results {
                 "requests",
                 "client CPU µs",
             ],
-            &[row(&self.ours), row(&self.pollers), over_redis],
+            &[
+                row(&self.ours),
+                row(&self.pollers),
+                row(&self.lines),
+                over_redis,
+            ],
         );
     }
 
@@ -132,9 +146,11 @@ impl Results {
         let gaps = vec![
             Row::range("Mutex, same process", ours.points(Window::gaps)).ours(),
             Row::range("pollers, same process", pollers.points(Window::gaps)),
+            Row::range("line by hand", self.lines.points(Window::gaps)),
             Row::range("through Redis by hand", self.over_redis.range()),
         ];
-        let relative = Row::bar("Mutex", self.gap_vs_redis()).ours();
+        let relative = Row::bar("Mutex", self.gap_vs_redis(ours)).ours();
+        let line = Row::bar("line by hand", self.gap_vs_redis(&self.lines));
         let acquisitions = vec![
             Row::bar("Mutex", per_s(ours)).ours(),
             Row::bar("pollers", per_s(pollers)),
@@ -152,7 +168,7 @@ impl Results {
                 ),
                 Panel::new(
                     "that p50 relative to the hand-off through Redis by hand",
-                    vec![relative.mark("≤", 0.03)],
+                    vec![relative.mark("≤", 0.03), line],
                 ),
                 Panel::new("acquisitions per second", acquisitions),
                 Panel::new("requests per acquisition", requests),

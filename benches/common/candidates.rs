@@ -2,6 +2,7 @@
 //! locks of redis-py and Redisson by hand.
 
 use std::process;
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use leasehold::{Client, Error, MutexGuard, RwLock, Semaphore};
 
 use crate::fleet::{Locker, Lockers, Section};
 use crate::floor::fair::Granted;
+use crate::floor::line::Line;
 use crate::floor::pair::Bare;
 use crate::floor::polling::{POLLS_EVERY, Poller};
 use crate::floor::redisson::{RedissonLock, RedissonPermits, RedissonReaders};
@@ -58,6 +60,16 @@ pub fn open(kind: &str, url: &str) -> Lockers {
         "redisson-fair" => {
             let url = url.to_owned();
             Box::new(move || redisson(RedissonLock::fair(&url, NAME)))
+        }
+        "line" => {
+            let line = Arc::new(Line::default());
+            Box::new(move || {
+                let line = Arc::clone(&line);
+                Box::new(move |section| {
+                    line.run(|| section.run(0));
+                    Ok(())
+                })
+            })
         }
         "granted" => granted(url, Granted::new),
         "granted-directly" => granted(url, Granted::on_waiting_thread),

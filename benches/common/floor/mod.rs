@@ -3,6 +3,7 @@
 
 pub mod batched;
 pub mod fair;
+pub mod line;
 pub mod mutex;
 pub mod own_queue;
 pub mod pair;
