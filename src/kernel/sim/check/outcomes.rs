@@ -1,5 +1,7 @@
 //! Whether calls return in time, and say "taken" only with a proof.
 
+use std::time::Duration;
+
 use super::each_entry;
 use crate::clock::Instant;
 use crate::kernel::call::Call;
@@ -22,6 +24,15 @@ pub(in crate::kernel::sim) struct Refusal {
     sent: Instant,
     arrived: Instant,
     until: Option<Instant>,
+    /// The client itself had the lock.
+    is_own: bool,
+}
+
+impl Refusal {
+    /// Returns whether it is less than a second old at the deadline.
+    fn is_fresh(&self, deadline: Instant) -> bool {
+        self.arrived.after(Duration::from_secs(1)) >= deadline
+    }
 }
 
 impl World {
@@ -42,7 +53,8 @@ impl World {
             _ => return,
         };
         let holder = String::from_utf8_lossy(&by.holder).into_owned();
-        if client_of(&holder) == Some(client) && self.is_abandoned(client, &holder) {
+        let is_own = client_of(&holder) == Some(client);
+        if is_own && self.is_abandoned(client, &holder) {
             return;
         }
         let clock = self.clocks[client];
@@ -52,6 +64,7 @@ impl World {
             sent,
             arrived: clock.at(self.now),
             until: by.remaining.map(|left| sent.after(left)),
+            is_own,
         };
         let refusals = &mut self.clients[client].refusals;
         refusals.push(refusal);
@@ -70,6 +83,7 @@ impl World {
                 sent: now,
                 arrived: now,
                 until: Some(now),
+                is_own: true,
             };
             self.clients[client].refusals.push(refusal);
         }
@@ -89,22 +103,15 @@ impl World {
         found
     }
 
-    /// Returns whether one of the names was granted to a place of the client that has not looked
-    /// since: it waits with pauses.
-    fn has_unnoticed_grant(&self, client: usize, names: &[Name]) -> bool {
-        let mut found = false;
-        each_entry(&self.clients[client].kernel, &self.names, |entry| {
-            let data = self.server.data.get(entry.name.as_bytes());
-            let holder = data.and_then(|data| data.lock.as_ref());
-            found |= names.contains(&entry.name)
-                && entry.requests.iter().any(|request| {
-                    matches!(request.state, RequestState::Queued(_))
-                        && holder.is_some_and(|(holder, _)| {
-                            request.id().is_some_and(|it| it.as_str() == holder)
-                        })
-                });
-        });
-        found
+    /// Returns whether a call was refused, shortly before its deadline, by what its own client has.
+    fn is_refused_by_own(&self, client: usize, call: &Call, names: &[Name]) -> bool {
+        let mut refusals = self.clients[client].refusals.iter();
+        refusals.any(|refusal| {
+            refusal.is_own
+                && names.contains(&refusal.name)
+                && refusal.sent >= call.start
+                && refusal.is_fresh(call.wants.deadline)
+        })
     }
 
     /// P8: a call ends in time, and says "taken" only with a proof.
@@ -120,16 +127,14 @@ impl World {
         let stopped = self.stopped_until(client, Actor::Caller(thread));
         let stopped = clock.at(stopped.max(self.sleeps_until(client)));
         let now = clock.at(self.now);
-        let latest = deadline
-            .max(stopped)
-            .after(std::time::Duration::from_millis(40));
+        let latest = deadline.max(stopped).after(Duration::from_millis(40));
         if now > latest {
             let text = format!("c{client}.{thread} ended {:?} late", deadline.until(now));
             return Err(self.violation("P8", text));
         }
         if let Outcome::Failed(Failure::Unreachable { .. }) = outcome
             && !self.plan.has_faults()
-            && !self.has_unnoticed_grant(client, names)
+            && !self.is_refused_by_own(client, call, names)
         {
             let text = format!("c{client}.{thread} fails although the server answers");
             return Err(self.violation("P8", text));
@@ -166,8 +171,8 @@ impl World {
         });
         let is_once = call.wants.wait == Wait::Once;
         let is_proof = |refusal: &Refusal| {
-            let is_fresh = refusal.until.is_none_or(|until| until >= deadline)
-                || refusal.arrived.after(std::time::Duration::from_secs(1)) >= deadline;
+            let is_fresh =
+                refusal.until.is_none_or(|until| until >= deadline) || refusal.is_fresh(deadline);
             let is_its = refusal.name == *name || names.contains(&refusal.name);
             is_its && refusal.sent >= call.start && (is_fresh || is_once)
         };
