@@ -176,7 +176,8 @@ fn a_name_that_this_client_holds_is_reported_held() {
     for answer in results_when_servers_stop(&servers, &client, OUTLASTS, 5, call) {
         assert!(matches!(answer, Ok(false)), "{answer:?}");
     }
-    guard.unlock().unwrap();
+    // The server has just gone on: its first reply may be late.
+    drop(guard);
 }
 
 fn an_old_refusal_is_rechecked_before_the_deadline() {
