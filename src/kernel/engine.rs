@@ -321,7 +321,7 @@ impl Engine {
         turn.out
     }
 
-    /// Returns the name whose refusal the reply to a command can be, and the id that it acquires
+    /// Returns the names whose refusal the reply to a command can be, and the id that it acquires
     /// for.
     #[cfg(sim)]
     pub(super) fn asks_for(&self, ticket: Ticket) -> Option<(Vec<Name>, Option<HolderId>)> {
