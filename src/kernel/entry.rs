@@ -131,12 +131,6 @@ impl LockEntry {
         !self.line.is_empty() || self.holds_alone() || self.line_request().is_some()
     }
 
-    /// Returns whether the calls in the line wait for something that will happen.
-    #[cfg(sim)]
-    pub(super) fn line_is_busy_without_line(&self) -> bool {
-        self.holds_alone() || self.line_request().is_some()
-    }
-
     /// Records that others wanted the name at `at`, or that it is left to other programs until
     /// then.
     pub(super) fn note_contended(&mut self, at: Instant) {

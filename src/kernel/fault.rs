@@ -33,16 +33,6 @@ pub(crate) struct OpenCircuit {
 }
 
 impl OpenCircuit {
-    #[cfg(sim)]
-    pub(crate) fn of_test(retry_in: Duration) -> Self {
-        Self {
-            server: "redis:6379".into(),
-            failures: 5,
-            last: Cause::text("reset"),
-            retry_in,
-        }
-    }
-
     /// Returns the last failure, for an error about the servers that `label` names.
     pub(crate) fn last_at(self, label: &str) -> Cause {
         match self.server == label {

@@ -187,23 +187,6 @@ impl HeldLease {
         self.inner.lock().lease.is_open()
     }
 
-    /// Returns whether a guard reports at `now` that it holds the lease.
-    #[cfg(sim)]
-    pub(super) fn is_held_at(&self, now: Instant) -> bool {
-        let inner = self.inner.lock();
-        inner.lease.is_open() && inner.lease.covers(now)
-    }
-
-    /// Returns for how long the lease of a holder has been over at `now`.
-    #[cfg(sim)]
-    pub(super) fn overdue(&self, now: Instant) -> Duration {
-        let inner = self.inner.lock();
-        match inner.since {
-            Some(_) => inner.lease.overdue(now),
-            None => Duration::ZERO,
-        }
-    }
-
     pub(crate) fn token(&self) -> FencingToken {
         self.inner.lock().token
     }

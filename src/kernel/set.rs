@@ -31,8 +31,6 @@ use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::table::entry_name;
 use crate::kernel::waiter::{Failure, Outcome, Refused, Wait, WaiterCell};
 use crate::kernel::watch::Watching;
-#[cfg(sim)]
-use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::primitive::Primitive;
 use crate::wait_policy::RECONNECT;
@@ -109,18 +107,6 @@ impl SetAcquire {
     #[cfg(sim)]
     pub(super) fn keeps(&self, id: &str) -> bool {
         self.kept.iter().any(|lease| lease.id.as_str() == id)
-    }
-
-    #[cfg(sim)]
-    pub(super) fn names_of_set(&self) -> &[Name] {
-        &self.wants.lock.keys().names
-    }
-
-    /// Returns the name that it waits for outside of a queue.
-    #[cfg(sim)]
-    pub(super) fn watched_lock(&self) -> Option<&Arc<dyn Primitive>> {
-        let watch = self.watch.as_ref().filter(|_| self.stage == Stage::Watch)?;
-        (watch.wakes && !watch.has_news()).then_some(&watch.lock)
     }
 
     /// Returns whether it has waited for another holder.

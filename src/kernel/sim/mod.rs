@@ -2,6 +2,7 @@
 
 mod check;
 mod line;
+mod look;
 mod plan;
 mod quorum;
 mod rules;
