@@ -190,6 +190,8 @@ impl LockEntry {
             request.woken = true;
             match &mut request.state {
                 RequestState::Due(due) if !stays_later => *due = (*due).min(at),
+                // That lease may be what refuses it.
+                RequestState::Sent => request.again = request.again.min(at),
                 _ => {}
             }
         }

@@ -332,3 +332,13 @@ fn a_grant_that_is_gone_is_released_at_a_master_that_was_set_back() {
          faults=329853:Kill.2,2412526:Snapshot,2577068:Failover",
     );
 }
+
+/// The line was refused by a lease of its own client whose release had already been answered: it
+/// took the message about that release to be for others.
+#[test]
+fn a_line_that_an_ended_lease_of_its_client_refuses_asks_again() {
+    assert_keeps(
+        "seed=976937070955 family=Calm servers=1 clients=1 threads=3 ops=28 names=2 kinds=NoQueue \
+         ttl=2956000 handoffs=2 backoff=0 linger=0 drifts=0 faults=",
+    );
+}
