@@ -223,13 +223,7 @@ impl LastReply {
         if self.refused.as_ref().is_some_and(|last| last.sent > end) {
             return;
         }
-        self.refused = Some(Refused {
-            sent: end,
-            arrived: end,
-            until: end,
-            by,
-            is_said: false,
-        });
+        self.refused = Some(Refused::until_now(end, end, by));
     }
 
     /// Records that the lock was free or held by this client at `now`: it was not taken for longer.
@@ -246,6 +240,17 @@ impl LastReply {
 }
 
 impl Refused {
+    /// What this client has refuses a call: nobody knows for how long.
+    pub(crate) fn until_now(sent: Instant, now: Instant, by: Arc<RefusedName>) -> Self {
+        Self {
+            sent,
+            arrived: now,
+            until: now,
+            by,
+            is_said: false,
+        }
+    }
+
     /// Returns the refusal with this index of its name.
     pub(crate) fn of_name(self, name: usize) -> Self {
         let by = RefusedName {

@@ -88,6 +88,12 @@ impl LockEntry {
         cx: &mut Context<'_>,
     ) -> ForCaller {
         self.last.answered(sent, cx.now);
+        // Another call of this client has it, for a moment.
+        let has_call = cx.kernel.table.serves_a_call(&by.holder);
+        if has_call && !cx.kernel.pending.lock().has_at(0, &by.holder) {
+            self.last
+                .note(Refused::until_now(sent, cx.now, Arc::new(by.clone())));
+        }
         self.requests[n].failures = 0;
         if let Attempt::Enter(listens) = flight.attempt {
             self.queued(n, (&flight.id, listens), sent, by.remaining, cx);

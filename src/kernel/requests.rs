@@ -287,6 +287,9 @@ impl LockEntry {
                 {
                     cx.abandon(&flight.id);
                 }
+                if let Some(id) = request.id() {
+                    cx.kernel.table.abandon_id(id);
+                }
                 self.requests[n].serves = Serves::Nobody;
             }
             RequestState::Due(_) => {

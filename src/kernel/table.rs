@@ -32,10 +32,19 @@ pub(crate) struct LockTable {
     /// Boxed: a table has room for many more entries than it has.
     pub(super) shards: [Mutex<NameTable<Box<LockEntry>>>; SHARDS],
     /// The ids of the requests whose commands enter a queue. Its lock is a leaf.
-    pub(super) ids: Mutex<HashMap<HolderId, (Name, RequestNo)>>,
+    pub(super) ids: Mutex<HashMap<HolderId, UsedBy>>,
     /// The leases of sets, and of the names that waiting sets keep: they exclude calls for them.
     /// Its lock is a leaf.
     sets: Mutex<Vec<Weak<HeldLease>>>,
+}
+
+/// The request that uses an id.
+#[derive(Debug)]
+pub(super) struct UsedBy {
+    name: Name,
+    no: RequestNo,
+    /// It serves nobody any more.
+    is_abandoned: bool,
 }
 
 impl LockTable {
@@ -87,7 +96,19 @@ impl LockTable {
     }
 
     pub(super) fn note_id(&self, id: &HolderId, name: &Name, no: RequestNo) {
-        self.ids.lock().insert(id.clone(), (name.clone(), no));
+        let used_by = UsedBy {
+            name: name.clone(),
+            no,
+            is_abandoned: false,
+        };
+        self.ids.lock().insert(id.clone(), used_by);
+    }
+
+    /// The request that has this id serves nobody any more.
+    pub(super) fn abandon_id(&self, id: &HolderId) {
+        if let Some(used_by) = self.ids.lock().get_mut(id) {
+            used_by.is_abandoned = true;
+        }
     }
 
     pub(super) fn forget_id(&self, id: &HolderId) {
@@ -97,13 +118,23 @@ impl LockTable {
     /// Forgets an id of a request for `name`. A set's id can be in use for another name.
     pub(super) fn forget_id_for(&self, id: &HolderId, name: &Name) {
         let mut ids = self.ids.lock();
-        if ids.get(id).is_some_and(|(of, _)| of == name) {
+        if ids.get(id).is_some_and(|used_by| used_by.name == *name) {
             ids.remove(id);
         }
     }
 
     /// Returns the request that has this id.
     pub(super) fn request_of(&self, id: &HolderId) -> Option<(Name, RequestNo)> {
-        self.ids.lock().get(id).cloned()
+        let ids = self.ids.lock();
+        ids.get(id)
+            .map(|used_by| (used_by.name.clone(), used_by.no))
+    }
+
+    /// Returns whether a call waits for what the command with an id of this text has taken.
+    pub(super) fn serves_a_call(&self, id: &[u8]) -> bool {
+        let id = HolderId::parse(id);
+        let ids = self.ids.lock();
+        let used_by = id.and_then(|id| ids.get(&id));
+        used_by.is_some_and(|used_by| !used_by.is_abandoned)
     }
 }

@@ -12,8 +12,10 @@ use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::places::{UNSUBSCRIBED, next_attempt};
 use crate::kernel::set::{SetAcquire, Stage};
 use crate::kernel::table::entry_name;
+use crate::kernel::unlock::named;
 use crate::kernel::waiter::{Failure, Outcome, Refused, Wait, WaiterCell};
 use crate::protocol::primitive::Primitive;
+use crate::protocol::refusal::RefusedName;
 use crate::wait_policy::{WaitPolicy, jittered};
 
 /// A call for a set that was refused because of a name, in the entry of the name.
@@ -81,6 +83,7 @@ impl SetAcquire {
     /// A name is taken: with queues the call waits there, otherwise until the name may be free.
     pub(super) fn refused(&mut self, by: Option<Refused>, cx: &mut Context<'_>) -> Step {
         self.has_waited = true;
+        let by = by.or_else(|| self.refused_by_own(cx));
         if self.has_queues() {
             // It counts if the deadline comes before a queue has answered.
             self.last = by.or_else(|| self.last.take());
@@ -92,11 +95,7 @@ impl SetAcquire {
             self.last = by;
             return self.watch((0, false), until, cx);
         }
-        let name = match &by {
-            Some(by) => by.by.name,
-            // This client has it.
-            None => (cx.kernel.holder_of(&*self.wants.lock, cx.now, cx.fx)).map_or(0, |it| it.0),
-        };
+        let name = by.as_ref().map_or(0, |by| by.by.name);
         let hears = |watch: &Watching| watch.name == name && watch.wakes;
         let is_new = !self.watch.as_ref().is_some_and(hears);
         if is_new {
@@ -115,6 +114,17 @@ impl SetAcquire {
             true => self.attempt(cx),
             false => step,
         }
+    }
+
+    /// Redis was not asked: this client has a name, now.
+    fn refused_by_own(&self, cx: &mut Context<'_>) -> Option<Refused> {
+        let (name, lease) = cx.kernel.holder_of(&*self.wants.lock, cx.now, cx.fx)?;
+        let by = RefusedName {
+            name,
+            remaining: None,
+            ..named(&lease)
+        };
+        Some(Refused::until_now(cx.now, cx.now, Arc::new(by)))
     }
 
     /// Returns when a refused call asks again if no message comes.

@@ -342,3 +342,25 @@ fn a_line_that_an_ended_lease_of_its_client_refuses_asks_again() {
          ttl=2956000 handoffs=2 backoff=0 linger=0 drifts=0 faults=",
     );
 }
+
+/// A set was refused by a place of its own client which had been granted the lock and waited with
+/// pauses: at its deadline it failed as if Redis were silent.
+#[test]
+fn a_set_that_another_call_of_its_client_refuses_is_refused_at_its_deadline() {
+    assert_keeps(
+        "seed=787198478853 family=Sets servers=1 clients=4 threads=3 ops=7 names=2 \
+         kinds=Set,Set,Fair,Mutex ttl=2660000 handoffs=4 backoff=300 linger=0 \
+         drifts=-4819,4636,-2089,-4253 faults=",
+    );
+}
+
+/// Its client had a name when a set that waits with pauses looked, and released it before the
+/// deadline came.
+#[test]
+fn a_set_that_a_lease_of_its_client_has_refused_is_refused_at_its_deadline() {
+    assert_keeps(
+        "seed=305977987218 family=Sets servers=1 clients=2 threads=3 ops=12 names=3 \
+         kinds=SlotSet.false,NoQueue ttl=1629000 handoffs=0 backoff=300 linger=0 \
+         drifts=3503,-1656 faults=",
+    );
+}

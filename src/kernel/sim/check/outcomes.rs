@@ -24,8 +24,6 @@ pub(in crate::kernel::sim) struct Refusal {
     sent: Instant,
     arrived: Instant,
     until: Option<Instant>,
-    /// The client itself had the lock.
-    is_own: bool,
 }
 
 impl Refusal {
@@ -53,8 +51,7 @@ impl World {
             _ => return,
         };
         let holder = String::from_utf8_lossy(&by.holder).into_owned();
-        let is_own = client_of(&holder) == Some(client);
-        if is_own && self.is_abandoned(client, &holder) {
+        if client_of(&holder) == Some(client) && self.is_abandoned(client, &holder) {
             return;
         }
         let clock = self.clocks[client];
@@ -64,7 +61,6 @@ impl World {
             sent,
             arrived: clock.at(self.now),
             until: by.remaining.map(|left| sent.after(left)),
-            is_own,
         };
         let refusals = &mut self.clients[client].refusals;
         refusals.push(refusal);
@@ -83,7 +79,6 @@ impl World {
                 sent: now,
                 arrived: now,
                 until: Some(now),
-                is_own: true,
             };
             self.clients[client].refusals.push(refusal);
         }
@@ -101,17 +96,6 @@ impl World {
             });
         });
         found
-    }
-
-    /// Returns whether a call was refused, shortly before its deadline, by what its own client has.
-    fn is_refused_by_own(&self, client: usize, call: &Call, names: &[Name]) -> bool {
-        let mut refusals = self.clients[client].refusals.iter();
-        refusals.any(|refusal| {
-            refusal.is_own
-                && names.contains(&refusal.name)
-                && refusal.sent >= call.start
-                && refusal.is_fresh(call.wants.deadline)
-        })
     }
 
     /// P8: a call ends in time, and says "taken" only with a proof.
@@ -134,7 +118,6 @@ impl World {
         }
         if let Outcome::Failed(Failure::Unreachable { .. }) = outcome
             && !self.plan.has_faults()
-            && !self.is_refused_by_own(client, call, names)
         {
             let text = format!("c{client}.{thread} fails although the server answers");
             return Err(self.violation("P8", text));
