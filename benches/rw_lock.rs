@@ -9,8 +9,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use std::{hint, thread};
 
-use common::candidates::{WRITE, polling_readers, readers, released};
+use common::candidates::{READ, WRITE, polling_readers, readers, released};
 use common::fleet::{Lockers, Terms, contend, is_first, measure};
+use common::floor::pair::connect;
 use common::floor::readers::ReaderHand;
 use common::picture::{Picture, Row};
 use common::series::{Series, panels, run_in_turns};
@@ -34,9 +35,14 @@ const LASTS: Duration = ms(3_000);
 /// If all processes read and write, one section in this many is a write.
 const WRITES: u64 = 20;
 
-/// The label of the candidate that shares the processors with this many busy loops.
+/// The labels of the candidates that share the processors with this many busy loops.
 const BUSY: &str = "RwLock, one writes, 6 busy loops";
+/// Without any lock: what one command costs there.
+const BUSY_FLOOR: &str = "one round trip, 6 busy loops";
 const LOOPS: usize = 6;
+
+/// The key of the figure that is no lock's.
+const FLOOR: &str = "round_trip_sections_busy";
 
 const NAMES: [&str; 5] = [
     "Mutex",
@@ -46,13 +52,61 @@ const NAMES: [&str; 5] = [
     "RwLock, write",
 ];
 
-const CANDIDATES: [(&str, &str); 6] = [
+const CANDIDATES: [(&str, &str); 7] = [
     ("RwLock, 95 % read", "mixed"),
     ("Mutex", "mutex"),
     ("RwLock, one writes", "one writer"),
     ("poller, 95 % read", "poller"),
     ("poller, one writes", "one polling writer"),
     (BUSY, "one writer"),
+    (BUSY_FLOOR, "no lock"),
+];
+
+/// The key of a figure, its label, and its target.
+type Figure = (&'static str, &'static str, Option<(&'static str, f64)>);
+
+const FIGURES: [Figure; 9] = [
+    (
+        "read_pair_vs_scripts",
+        "read + release vs its scripts by hand",
+        Some(("≤", 1.05)),
+    ),
+    (
+        "read_pair_vs_mutex",
+        "read + release vs Mutex",
+        Some(("≤", 1.2)),
+    ),
+    (
+        "write_pair_vs_fair",
+        "write + release vs FairMutex",
+        Some(("≤", 1.1)),
+    ),
+    (
+        "sections_vs_mutex",
+        "sections/s, 95 % read, vs Mutex",
+        Some(("≥", 5.0)),
+    ),
+    (
+        "writer_wait_sections",
+        "a writer's wait p99, in sections",
+        Some(("≤", 3.0)),
+    ),
+    (
+        "writer_wait_sections_busy",
+        "the same, beside 6 busy loops",
+        Some(("≤", 3.0)),
+    ),
+    (FLOOR, "one round trip p99, beside 6 busy loops", None),
+    (
+        "sections_vs_poller",
+        "sections/s, 95 % read, vs the poller",
+        None,
+    ),
+    (
+        "one_writer_wait_p99_vs_poller",
+        "wait p99, one writes, vs the poller",
+        None,
+    ),
 ];
 
 fn main() {
@@ -70,53 +124,54 @@ fn main() {
         ),
     );
     let pairs = pairs(&server);
-    let [read_vs_scripts, read, write] = pair_ratios(&pairs);
     let series = contended(&server);
-    let [mixed, mutex, one_writer, poller, polling_writer, busy] = &series;
-    let sections = mixed.ratio(mutex, Window::acquisitions_per_s);
-    let polled = mixed.ratio(poller, Window::acquisitions_per_s);
-    let polled_wait = one_writer.ratio(polling_writer, |it| it.waits()[1]);
-    let [wait, busy_wait] = [one_writer, busy]
-        .map(|it| it.spread(|it| it.waits_of(WRITE)[1] / SECTION.as_micros() as f64));
-    let ratios = vec![
-        Row::bar("read + release vs its scripts by hand", read_vs_scripts)
-            .ours()
-            .mark("≤", 1.05),
-        Row::bar("read + release vs Mutex", read)
-            .ours()
-            .mark("≤", 1.2),
-        Row::bar("write + release vs FairMutex", write)
-            .ours()
-            .mark("≤", 1.1),
-        Row::bar("sections/s, 95 % read, vs Mutex", sections)
-            .ours()
-            .mark("≥", 5.0),
-        Row::bar("a writer's wait p99, in sections", wait)
-            .ours()
-            .mark("≤", 3.0),
-        Row::bar("the same, beside 6 busy loops", busy_wait)
-            .ours()
-            .mark("≤", 3.0),
-        Row::bar("sections/s, 95 % read, vs the poller", polled).ours(),
-        Row::bar("wait p99, one writes, vs the poller", polled_wait).ours(),
-    ];
+    let values = values(&pairs, &series);
+    let bars = FIGURES
+        .iter()
+        .zip(values)
+        .map(|((key, label, must), value)| {
+            let bar = Row::bar(*label, value);
+            let bar = if *key == FLOOR { bar } else { bar.ours() };
+            match must {
+                Some((sign, limit)) => bar.mark(sign, *limit),
+                None => bar,
+            }
+        });
     let picture = Picture {
         title: format!("{PROCESSES} processes that read and write, sections of 1 ms"),
-        panels: panels(ratios, &series, &NAMES, &pairs),
+        panels: panels(bars.collect(), &series, &NAMES, &pairs),
     };
-    report.end(
-        &[
-            ("read_pair_vs_scripts", read_vs_scripts.figure()),
-            ("read_pair_vs_mutex", read.figure()),
-            ("write_pair_vs_fair", write.figure()),
-            ("sections_vs_mutex", sections.figure()),
-            ("writer_wait_sections", wait.figure()),
-            ("writer_wait_sections_busy", busy_wait.figure()),
-            ("sections_vs_poller", polled.figure()),
-            ("one_writer_wait_p99_vs_poller", polled_wait.figure()),
-        ],
-        &picture,
-    );
+    let figures = FIGURES.iter().zip(values);
+    let figures = figures.map(|((key, ..), value)| (*key, value.figure()));
+    report.end(&figures.collect::<Vec<_>>(), &picture);
+}
+
+/// Returns the value of each figure.
+fn values(pairs: &[Samples], series: &[Series; CANDIDATES.len()]) -> [Spread; FIGURES.len()] {
+    let [read_vs_scripts, read, write] = pair_ratios(pairs);
+    let [
+        mixed,
+        mutex,
+        one_writer,
+        poller,
+        polling_writer,
+        busy,
+        floor,
+    ] = series;
+    let rate = |of: &Series| mixed.ratio(of, Window::acquisitions_per_s);
+    let in_sections =
+        |of: &Series, mark| of.spread(|it| it.waits_of(mark)[1] / SECTION.as_micros() as f64);
+    [
+        read_vs_scripts,
+        read,
+        write,
+        rate(mutex),
+        in_sections(one_writer, WRITE),
+        in_sections(busy, WRITE),
+        in_sections(floor, READ),
+        rate(poller),
+        one_writer.ratio(polling_writer, |it| it.waits()[1]),
+    ]
 }
 
 /// Returns the ratios of a read to its scripts by hand, of a read to `Mutex`, and of a write to
@@ -158,8 +213,8 @@ fn contended(server: &Server) -> [Series; CANDIDATES.len()] {
         };
         // The first process of each round to claim this key becomes the only writer.
         server.run("DEL", &["writer"]);
-        let loops = if CANDIDATES[n].0 == BUSY { LOOPS } else { 0 };
-        let busy = BusyLoops::start(loops);
+        let is_busy = [BUSY, BUSY_FLOOR].contains(&CANDIDATES[n].0);
+        let busy = BusyLoops::start(if is_busy { LOOPS } else { 0 });
         let window = measure(server, terms);
         drop(busy);
         window.holds_at_most(PROCESSES);
@@ -167,7 +222,13 @@ fn contended(server: &Server) -> [Series; CANDIDATES.len()] {
         window
     });
     let rows = series.iter().map(|series| {
-        let shown = |of: [f64; 3]| of.map(|point| format!("{point:.0}"));
+        // Without any lock, nobody waits to write.
+        let shown = |of: [f64; 3]| {
+            of.map(|point| match point.is_nan() {
+                true => "-".into(),
+                false => format!("{point:.0}"),
+            })
+        };
         let [p50, p99, max] = shown(series.points(Window::waits));
         let [write_p50, write_p99, write_max] = shown(series.points(|it| it.waits_of(WRITE)));
         let rate = series.spread(Window::acquisitions_per_s).median;
@@ -227,6 +288,17 @@ impl Drop for BusyLoops {
 fn open(kind: &str, url: &str) -> Lockers {
     let client = Client::open(url).unwrap();
     match kind {
+        "no lock" => {
+            let url = url.to_owned();
+            Box::new(move || {
+                let mut connection = connect(&url);
+                Box::new(move |section| {
+                    let reply = redis::cmd("PING").exec(&mut connection);
+                    section.run(READ);
+                    reply.map_err(|error| error.to_string())
+                })
+            })
+        }
         "mutex" => Box::new(move || {
             let mutex = client.mutex("contended");
             Box::new(move |section| {
