@@ -102,6 +102,10 @@ impl LockEntry {
 }
 
 impl HeldLease {
+    pub(super) fn lingers(&self) -> bool {
+        self.inner.lock().lingers
+    }
+
     /// Returns for how long the lease lingers after the end of its holding.
     fn linger(&self) -> Duration {
         self.inner.lock().holder.linger

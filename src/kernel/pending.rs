@@ -91,12 +91,6 @@ impl PendingReleases {
         pending
     }
 
-    /// Returns whether this is the id of a pending release.
-    #[cfg(sim)]
-    pub(crate) fn has(&self, id: &[u8]) -> bool {
-        HolderId::parse(id).is_some_and(|id| self.ids.contains_key(&id))
-    }
-
     /// Returns whether this is the id of a release at a server that is pending, or has ended since
     /// `sent`: it refuses nobody.
     pub(crate) fn had_since(&self, server: ServerNo, id: &[u8], sent: Instant) -> bool {

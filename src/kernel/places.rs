@@ -287,7 +287,9 @@ impl LockEntry {
             .any(|place| matches!(place, Refreshed::Waiting(_)));
         let counts = is_on(Mutant::OwnIdRefusesPlaces);
         let mut refused = None;
-        if waits && (counts || !self.is_of_nobody((&by, &self.name), sent, false, cx)) {
+        if waits && !counts && self.is_of_nobody((&by, &self.name), sent, false, cx) {
+            self.note_other_call(&by, sent, cx);
+        } else if waits {
             refused = Some({
                 let by = self.last.with_age(Arc::new(by), cx.now);
                 self.last.refused(sent, cx.now, by)

@@ -88,12 +88,7 @@ impl LockEntry {
         cx: &mut Context<'_>,
     ) -> ForCaller {
         self.last.answered(sent, cx.now);
-        // Another call of this client has it, for a moment.
-        let has_call = cx.kernel.table.serves_a_call(&by.holder);
-        if has_call && !cx.kernel.pending.lock().has_at(0, &by.holder) {
-            self.last
-                .note(Refused::until_now(sent, cx.now, Arc::new(by.clone())));
-        }
+        self.note_other_call(by, sent, cx);
         self.requests[n].failures = 0;
         if let Attempt::Enter(listens) = flight.attempt {
             self.queued(n, (&flight.id, listens), sent, by.remaining, cx);
@@ -112,6 +107,16 @@ impl LockEntry {
         };
         self.set_due(n, cx.now.after(pause));
         ForCaller::GoesOn
+    }
+
+    /// A call for another lock, or for a set, of this client may have the lock, for a moment. At a
+    /// deadline, it was taken.
+    pub(super) fn note_other_call(&mut self, by: &RefusedName, sent: Instant, cx: &Context<'_>) {
+        let is_other = cx.kernel.table.serves_another(&by.holder, &self.name);
+        if is_other && !cx.kernel.pending.lock().has_at(0, &by.holder) {
+            let by = Arc::new(by.clone());
+            self.last.note(Refused::until_now(sent, cx.now, by));
+        }
     }
 
     /// Returns whether a command of this client, which nobody here owns, caused a refusal because

@@ -313,20 +313,20 @@ impl SetAcquire {
         self.wants.wait != Wait::Once && now < self.wants.deadline && !in_queue && !is_used_up
     }
 
-    /// At the deadline, a lease of this client is a better outcome than silence. So is an earlier
-    /// refusal, if it still counts.
+    /// At the deadline, an earlier refusal is a better outcome than silence, if it still counts. So
+    /// is a lease of this client.
     fn at_end(&mut self, outcome: Outcome, cx: &mut Context<'_>) -> Outcome {
         let (start, deadline) = (self.start, self.wants.deadline);
         let is_silent = matches!(outcome, Outcome::Failed(Failure::Unreachable { .. }));
         if !is_silent || cx.now < deadline {
             return outcome;
         }
-        if (cx.kernel.holder_of(&*self.wants.lock, cx.now, cx.fx)).is_some() {
-            return Outcome::Refused(None);
-        }
         let last = self.last.take();
-        match last.filter(|last| last.says_taken(start, deadline)) {
-            Some(last) => Outcome::Refused(Some(last)),
+        if let Some(last) = last.filter(|last| last.says_taken(start, deadline)) {
+            return Outcome::Refused(Some(last));
+        }
+        match self.refused_by_own(cx) {
+            Some(_) => Outcome::Refused(None),
             None => outcome,
         }
     }

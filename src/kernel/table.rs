@@ -130,11 +130,11 @@ impl LockTable {
             .map(|used_by| (used_by.name.clone(), used_by.no))
     }
 
-    /// Returns whether a call waits for what the command with an id of this text has taken.
-    pub(super) fn serves_a_call(&self, id: &[u8]) -> bool {
+    /// Returns whether the command with an id of this text serves a call in another entry.
+    pub(super) fn serves_another(&self, id: &[u8], name: &Name) -> bool {
         let id = HolderId::parse(id);
         let ids = self.ids.lock();
         let used_by = id.and_then(|id| ids.get(&id));
-        used_by.is_some_and(|used_by| !used_by.is_abandoned)
+        used_by.is_some_and(|used_by| !used_by.is_abandoned && used_by.name != *name)
     }
 }

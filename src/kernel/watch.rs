@@ -95,7 +95,11 @@ impl SetAcquire {
             self.last = by;
             return self.watch((0, false), until, cx);
         }
-        let name = by.as_ref().map_or(0, |by| by.by.name);
+        let name = match &by {
+            Some(by) => by.by.name,
+            // A lease of this client lingers, which the watch ends.
+            None => (cx.kernel.holder_of(&*self.wants.lock, cx.now, cx.fx)).map_or(0, |it| it.0),
+        };
         let hears = |watch: &Watching| watch.name == name && watch.wakes;
         let is_new = !self.watch.as_ref().is_some_and(hears);
         if is_new {
@@ -116,9 +120,11 @@ impl SetAcquire {
         }
     }
 
-    /// Redis was not asked: this client has a name, now.
-    fn refused_by_own(&self, cx: &mut Context<'_>) -> Option<Refused> {
-        let (name, lease) = cx.kernel.holder_of(&*self.wants.lock, cx.now, cx.fx)?;
+    /// Returns the refusal by a lease of this client, for which Redis was not asked. Nobody holds
+    /// one that lingers.
+    pub(super) fn refused_by_own(&self, cx: &mut Context<'_>) -> Option<Refused> {
+        let own = cx.kernel.holder_of(&*self.wants.lock, cx.now, cx.fx);
+        let (name, lease) = own.filter(|(_, lease)| !lease.lingers())?;
         let by = RefusedName {
             name,
             remaining: None,

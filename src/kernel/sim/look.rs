@@ -8,6 +8,7 @@ use crate::error::Cause;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::fault::OpenCircuit;
 use crate::kernel::held::HeldLease;
+use crate::kernel::pending::PendingReleases;
 use crate::kernel::set::{SetAcquire, Stage};
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;
@@ -49,6 +50,13 @@ impl HeldLease {
             Some(_) => inner.lease.overdue(now),
             None => Duration::ZERO,
         }
+    }
+}
+
+impl PendingReleases {
+    /// Returns whether this is the id of a pending release.
+    pub(super) fn has(&self, id: &[u8]) -> bool {
+        self.ids().any(|it| it.as_str().as_bytes() == id)
     }
 }
 

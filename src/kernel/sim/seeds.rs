@@ -364,3 +364,15 @@ fn a_set_that_a_lease_of_its_client_has_refused_is_refused_at_its_deadline() {
          drifts=3503,-1656 faults=",
     );
 }
+
+/// The queue granted a call its place before the reply to its command, which therefore named that
+/// call itself as the holder: no proof that the lock was taken.
+#[test]
+fn a_call_is_not_refused_by_its_own_command() {
+    assert_keeps(
+        "seed=195048650707 family=ShortTtl servers=1 clients=3 threads=1 ops=4 names=1 kinds=Fair \
+         ttl=528000 handoffs=0 backoff=0 linger=0 drifts=0,0,0 faults=261009:Cut.0.Caller.0.true,\
+         304961:StopNext.0.Sub.336335,1567216:Cut.0.Sub.false,1624907:Slow.2.Sub.383369,\
+         1705147:StopNext.2.Engine.983732",
+    );
+}

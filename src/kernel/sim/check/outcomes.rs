@@ -37,7 +37,7 @@ impl World {
     pub(in crate::kernel::sim) fn note_refusal(
         &mut self,
         client: usize,
-        names: &[Name],
+        (names, id): (&[Name], Option<&str>),
         end: &Result<Answer, fault::Fault>,
         sent: Time,
     ) {
@@ -51,7 +51,9 @@ impl World {
             _ => return,
         };
         let holder = String::from_utf8_lossy(&by.holder).into_owned();
-        if client_of(&holder) == Some(client) && self.is_abandoned(client, &holder) {
+        let is_its_own = id == Some(&*holder);
+        let is_own = client_of(&holder) == Some(client);
+        if is_its_own || is_own && self.is_abandoned(client, &holder) {
             return;
         }
         let clock = self.clocks[client];

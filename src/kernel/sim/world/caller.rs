@@ -341,8 +341,8 @@ impl World {
             }
             None => Err(unknown()),
         };
-        let lock = &call.call().wants.lock;
-        self.note_refusal(client, &lock.keys().names, &end, sent);
+        let names = &call.call().wants.lock.keys().names;
+        self.note_refusal(client, (names, call.call().asks_as()), &end, sent);
         let is_error = end.is_err();
         if let Some(id) = call.call().asks_as().filter(|_| end.is_ok()) {
             self.ran_twice.remove(id);

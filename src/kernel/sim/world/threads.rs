@@ -91,7 +91,8 @@ impl World {
             let asked = it.engine.asks_for(ticket);
             let kernel = Arc::clone(&it.kernel);
             if let Some((names, id)) = asked {
-                self.note_refusal(client, &names, &end, sent);
+                let id_text = id.as_ref().map(HolderId::as_str);
+                self.note_refusal(client, (&names, id_text), &end, sent);
                 let is_released = |id: &HolderId| self.is_releasing(client, id.as_str());
                 if let Some(id) = id.filter(|id| end.is_ok() && !is_released(id)) {
                     self.ran_twice.remove(id.as_str());
