@@ -57,24 +57,28 @@ SIM = $(CARGO) test --profile sim -p leasehold-sim --lib
 # The kernel with many orders of its threads: in a package of its own, too, which has other locks.
 THREADS = $(CARGO) test --profile sim -p leasehold-threads --lib
 
-# Runs unit tests, integration tests and doctests, built once with all features. WITH_IT, the
-# doctests and 3,000 seeds of the simulation run at the same time as `it`, whose tests mostly wait.
-# They assert no narrow bounds of time. Their lower priority leaves the processor to the tests of
-# `it` that do.
+# Runs unit tests, integration tests and doctests, built once with all features. WITH_IT and the
+# doctests run at the same time as `it`, whose tests mostly wait, and so do 3,000 seeds of the
+# simulation. They assert no narrow bounds of time. Their lower priority leaves the processor to the
+# tests of `it` that do.
 test: servers
 	$(CARGO) test --all-features --no-run --tests
 	$(SIM) --no-run
 	$(THREADS) --no-run
-	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; status=0; \
+	@logs=$$(mktemp -d); trap 'rm -rf "$$logs"' EXIT; status=0; \
 	( status=0; \
 	$(WITH_SERVER) nice -n 2 $(CARGO) test --all-features --no-fail-fast $(WITH_IT) || status=$$?; \
 	$(WITH_SERVER) nice -n 2 $(CARGO) test --all-features --doc || status=$$?; \
+	exit $$status ) >"$$logs/with_it" 2>&1 & \
+	with_it=$$!; \
+	( status=0; \
 	nice -n 15 $(SIM) -- kernel::sim:: members:: || status=$$?; \
 	nice -n 15 $(THREADS) -- models:: pairs:: runtime:: || status=$$?; \
-	exit $$status ) >"$$log" 2>&1 & \
-	others=$$!; \
+	exit $$status ) >"$$logs/simulated" 2>&1 & \
+	simulated=$$!; \
 	$(WITH_SERVER) $(CARGO) test --all-features --no-fail-fast $(IT_AND_AFTER) || status=$$?; \
-	wait $$others || status=$$?; cat "$$log"; exit $$status
+	for others in $$with_it $$simulated; do wait $$others || status=$$?; done; \
+	cat "$$logs/with_it" "$$logs/simulated"; exit $$status
 
 # Simulates the kernel with new seeds for that many seconds.
 SECONDS = 60
