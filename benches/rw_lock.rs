@@ -1,8 +1,8 @@
 //! A read-write lock: acquire and release on one thread, processes that mostly read, and a writer
 //! among readers that never pause.
 //!
-//! Alternates with a reader's scripts called by hand, with `Mutex`, with `FairMutex`, and with a
-//! hand-written read-write lock that polls every 1 ms.
+//! Alternates with a reader's scripts called by hand, with `Mutex`, with `FairMutex`, with a
+//! hand-written read-write lock that polls every 1 ms, and with one round trip without any lock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

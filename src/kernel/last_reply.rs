@@ -240,7 +240,8 @@ impl LastReply {
 }
 
 impl Refused {
-    /// What this client has refuses a call: nobody knows for how long.
+    /// Returns a refusal by something of this client, which is known to have the lock until `now`
+    /// only.
     pub(crate) fn until_now(sent: Instant, now: Instant, by: Arc<RefusedName>) -> Self {
         Self {
             sent,

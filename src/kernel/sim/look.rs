@@ -1,4 +1,4 @@
-//! What the simulation asks the kernel about its calls and leases.
+//! Questions about calls, leases and releases of the kernel, for the checks of the simulation.
 
 use std::sync::Arc;
 use std::time::Duration;
