@@ -40,55 +40,58 @@ demo: servers
 	$(WITH_SERVER) $(CARGO) run --quiet -p leasehold-demo --bin booking
 	$(WITH_SERVER) $(CARGO) run --quiet -p leasehold-demo --bin payments
 
-# The binaries of the integration tests.
-BINARIES = $(patsubst tests/%.rs,%,$(wildcard tests/*.rs)) $(patsubst tests/%/main.rs,%,$(wildcard tests/*/main.rs))
+# What `make test` runs: unit tests, integration tests and doctests of all features, and the
+# simulation and the orders of threads, which have a package each.
+TEST = $(CARGO) test --all-features
 # Examples with tests, which start the test kit.
 KIT_EXAMPLES = testing payments transfer fail_fast health_endpoint long_job
-# The binaries that mostly compute, and those that load the machine little.
-COMPUTING = layers rustdoc memory lease_model permits_model queue_model quorum_model rw_model
-LIGHT = differential metrics repository serialize testing testing_alone
-# What runs at the same time as `it`; then `it` itself, and the binaries that run after it.
-WITH_IT = --lib --bins $(patsubst %,--test %,$(COMPUTING) $(LIGHT)) $(KIT_EXAMPLES:%=--example %)
-IT_AND_AFTER = $(patsubst %,--test %,$(filter-out $(COMPUTING) $(LIGHT),$(BINARIES)))
+# The binaries of the integration tests, and those that run at the same time as `it`: they compute,
+# or load the machine little.
+BINARIES = $(patsubst tests/%.rs,%,$(wildcard tests/*.rs)) $(patsubst tests/%/main.rs,%,$(wildcard tests/*/main.rs))
+LIGHT = checks differential testing
+WITH_IT = --lib --bins $(LIGHT:%=--test %) $(KIT_EXAMPLES:%=--example %)
+IT_AND_AFTER = $(patsubst %,--test %,$(filter-out $(LIGHT),$(BINARIES)))
 
-# The simulation of the kernel: optimized, in a package and a profile of its own.
-SIM = $(CARGO) test --profile sim -p leasehold-sim --lib
+# The simulation of the kernel, and its threads in many orders, without the other unit tests there.
+SIM = $(TEST) --test sim
+SIMULATED = kernel::sim:: members::
+THREADS = $(TEST) --test threads
+ORDERS = models:: pairs:: runtime::
 
-# The kernel with many orders of its threads: in a package of its own, too, which has other locks.
-THREADS = $(CARGO) test --profile sim -p leasehold-threads --lib
+PHASE = @.ci/phase
 
-# Runs unit tests, integration tests and doctests, built once with all features. WITH_IT and the
-# doctests run at the same time as `it`, whose tests mostly wait, and so do 3,000 seeds of the
-# simulation. They assert no narrow bounds of time. Their lower priority leaves the processor to the
-# tests of `it` that do.
+# Builds everything once, then runs four jobs: most tests of `it` wait, and the other jobs assert no
+# narrow bounds of time. Their lower priority leaves the processor to the tests that do. Prints how
+# long each phase took.
 test: servers
-	$(CARGO) test --all-features --no-run --tests
-	$(SIM) --no-run
-	$(THREADS) --no-run
-	@logs=$$(mktemp -d); trap 'rm -rf "$$logs"' EXIT; status=0; \
-	( status=0; \
-	$(WITH_SERVER) nice -n 2 $(CARGO) test --all-features --no-fail-fast $(WITH_IT) || status=$$?; \
-	$(WITH_SERVER) nice -n 2 $(CARGO) test --all-features --doc || status=$$?; \
-	exit $$status ) >"$$logs/with_it" 2>&1 & \
-	with_it=$$!; \
-	( status=0; \
-	nice -n 15 $(SIM) -- kernel::sim:: members:: || status=$$?; \
-	nice -n 15 $(THREADS) -- models:: pairs:: runtime:: || status=$$?; \
-	exit $$status ) >"$$logs/simulated" 2>&1 & \
-	simulated=$$!; \
-	$(WITH_SERVER) $(CARGO) test --all-features --no-fail-fast $(IT_AND_AFTER) || status=$$?; \
-	for others in $$with_it $$simulated; do wait $$others || status=$$?; done; \
-	cat "$$logs/with_it" "$$logs/simulated"; exit $$status
+	$(PHASE) "builds" $(TEST) --no-run $(WITH_IT) $(IT_AND_AFTER) --test sim --test threads
+	@logs=$$(mktemp -d); trap 'rm -rf "$$logs"' EXIT; status=0; jobs=; \
+	job() { \
+		name=$$1; shift; \
+		.ci/phase "$$name" "$$@" >"$$logs/$$name" 2>&1 & \
+		jobs="$$jobs $$!"; \
+	}; \
+	export $(WITH_SERVER); \
+	job simulation nice -n 15 $(SIM) -- $(SIMULATED); \
+	job threads nice -n 15 $(THREADS) -- $(ORDERS); \
+	job doctests nice -n 2 $(TEST) --doc; \
+	job others nice -n 2 $(TEST) --no-fail-fast $(WITH_IT); \
+	.ci/phase "it, logs, process" $(TEST) --no-fail-fast $(IT_AND_AFTER) || status=$$?; \
+	for others in $$jobs; do wait $$others || status=$$?; done; \
+	cat "$$logs"/*; exit $$status
 
-# Simulates the kernel with new seeds for that many seconds.
+# Simulates the kernel for that many seconds with new seeds, and its threads in new orders.
 SECONDS = 60
 sim:
 	SIM_SECONDS=$(SECONDS) $(SIM) kernel::sim:: -- --nocapture
+	SHUTTLE_RANDOM_SEED=$$(date +%s) $(THREADS) -- $(ORDERS)
 
 # Looks for a plan that shows each deliberate mistake in the kernel, among 2,000 seeds of each family,
-# and prints it as a line of `src/kernel/sim/mutants.txt`.
+# and prints it as a line of `src/kernel/sim/mutants.txt`. MUTANTS=list counts the plans of the fixed
+# lists that show each.
+MUTANTS = 1
 mutants:
-	SIM_MUTANTS=1 $(SIM) kernel::sim::each_mutant_is_caught -- --nocapture
+	SIM_MUTANTS=$(MUTANTS) $(SIM) kernel::sim::each_mutant_is_caught -- --nocapture
 
 # Runs the unit tests with `tls` in their names in a build without that feature.
 test-without-tls:
@@ -118,7 +121,7 @@ test-release: servers
 test-servers:
 	$(ROUND) redis
 	$(ROUND) valkey
-	$(ROUND) redis-6.2 --lib --test lease_model --test memory --test panicking_logger
+	$(ROUND) redis-6.2 --lib --test process
 	$(ROUND) redis-6.2 --test it --test logs -- $(BEYOND_ONE_SERVER:%=--skip %::)
 	$(ROUND) redis-6.2 --test it conformance::one::
 	$(ROUND) redis-6.2 --test it conformance::unix_socket::
@@ -135,16 +138,17 @@ LISTED = $$(sed -n 's/^\([a-z_:0-9]*\) .*/$(1)\1/p' tests/not_on_the_kit.txt)
 NOT_ON_THE_KIT = $(call LISTED,--skip )
 
 # The test binaries that start servers, without the tests of the kit itself.
-ON_THE_KIT = --test it --test logs --test memory --test metrics --test panicking_logger
+ON_THE_KIT = --test it --test logs --test process
 
 # Modules that run on the test kit in `.ci/run`. Under a minute.
 SHORT_ON_KIT = lock fencing fair exclusion local_handoff
 
-# Builds the server of the test kit. It also selects the benches, and builds a test: cargo then
-# selects the same features of the dependencies as for `make test`, and does not build them twice.
+# Builds the server of the test kit. It also names the packages that other commands select, and
+# builds a test: cargo then selects the same features of the dependencies, and does not build them
+# twice.
 kit:
-	$(CARGO) build --all-features -p leasehold -p leasehold-benches -p leasehold-test-support \
-		--bin kit-server --test serialize
+	$(CARGO) build --all-features -p leasehold -p leasehold-benches -p leasehold-sim -p leasehold-threads \
+		-p leasehold-test-support --bin kit-server --test testing_alone
 
 # Checks that each name in `tests/not_on_the_kit.txt` is a part of a test's name: a test may have
 # been renamed.
@@ -192,7 +196,7 @@ lint:
 	$(CARGO) clippy --all-targets -p leasehold -p leasehold-benches -p leasehold-demo -- -D warnings
 	$(CARGO) clippy --all-targets --all-features -- -D warnings
 	$(CARGO) clippy --lib --features serde -- -D warnings
-	$(CARGO) clippy --profile sim --tests -p leasehold-sim -p leasehold-threads -- -D warnings
+	$(CARGO) clippy --all-features --test sim --test threads -- -D warnings
 
 doc:
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items --all-features

@@ -74,10 +74,10 @@
 //! * The clocks must run at the same rate, within the drift that is subtracted from the validity. A
 //!   holder that pauses between its check of the lease and its write still needs fencing.
 //!
-//! `tests/quorum_model` searches all interleavings of up to three attempts at three servers, with
-//! releases that run late, are lost, or overtake their acquire on another connection. It finds no
-//! violation of these promises while the assumptions hold, and no key that outlives its release. It
-//! does find a violation for early expiry, for a server that loses data, and for each of ten
+//! `tests/checks/quorum_model` searches all interleavings of up to three attempts at three servers,
+//! with releases that run late, are lost, or overtake their acquire on another connection. It finds
+//! no violation of these promises while the assumptions hold, and no key that outlives its release.
+//! It does find a violation for early expiry, for a server that loses data, and for each of ten
 //! deliberate mistakes in the protocol.
 //!
 //! [`Client::quorum`]: crate::Client::quorum

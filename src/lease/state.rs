@@ -143,7 +143,7 @@ impl LeaseState {
     /// Returns how long the key may still exist in Redis if no release arrives.
     pub(crate) fn key_may_last(&self) -> Duration {
         // A delayed command may run just before the key expires, and set its longest ttl once more
-        // (tests/lease_model.rs).
+        // (tests/checks/lease_model.rs).
         self.longest.saturating_mul(2)
     }
 

@@ -22,6 +22,8 @@ use support::{
 support::roles![locker];
 
 support::tests![
+    calls_return_by_their_deadline,
+    waiter_is_woken_only_by_the_name_that_blocked_it,
     set_survives_a_failover,
     set_across_slots_is_acquired_or_rolled_back,
     basic_calls_work_on_a_set,
@@ -41,11 +43,6 @@ support::tests![
     server_that_became_a_replica_reports_a_set_neither_held_nor_lost,
     shutdown_releases_the_set,
     quorum_counts_only_votes_for_the_whole_set
-];
-
-support::roughly_timed![
-    calls_return_by_their_deadline,
-    waiter_is_woken_only_by_the_name_that_blocked_it
 ];
 
 const PROCESSES: usize = 3;

@@ -15,6 +15,8 @@ use support::{
 };
 
 support::tests![
+    call_is_cancelled_while_a_reply_is_missing,
+    call_is_cancelled_while_it_connects,
     basic_call_is_cancelled_while_it_waits,
     call_of_every_kind_is_cancelled_while_it_is_queued,
     call_behind_others_of_its_client_is_cancelled_alone,
@@ -30,11 +32,6 @@ support::tests![
     last_drop_waits_for_the_undo_of_a_cancelled_call,
     shutdown_reports_an_undo_that_no_server_confirmed,
     set_that_is_partly_granted_after_the_shutdown_is_released
-];
-
-support::roughly_timed![
-    call_is_cancelled_while_a_reply_is_missing,
-    call_is_cancelled_while_it_connects
 ];
 
 support::timed![the_shortest_of_several_cancels_takes_less_than_50_ms];

@@ -19,19 +19,6 @@ use support::{
 support::roles![tidy_contender];
 
 support::tests![
-    statistics_count_masters_on_which_locks_were_only_acquired_and_released,
-    leases_are_renewed_on_every_master,
-    name_whose_keys_would_have_different_slots_is_an_error,
-    moved_slot_costs_one_redirect,
-    queries_follow_a_moved_slot,
-    queries_find_what_a_migration_has_moved,
-    place_that_a_call_leaves_goes_beside_that_of_a_set_in_several_slots,
-    unanswered_acquire_is_undone,
-    health_leaves_out_the_threads_of_a_replaced_master,
-    password_is_sent_to_every_node
-];
-
-support::roughly_timed![
     contenders_resume_after_the_slot_moves,
     contenders_resume_after_the_master_is_killed,
     contenders_resume_after_the_master_is_paused,
@@ -47,7 +34,17 @@ support::roughly_timed![
     an_outdated_node_moves_no_slot_of_a_master_that_works,
     calls_to_an_unreachable_cluster_return_in_time,
     hanging_node_delays_no_renewal_and_no_loss_at_others,
-    wrong_url_scheme_is_named_in_the_error
+    wrong_url_scheme_is_named_in_the_error,
+    statistics_count_masters_on_which_locks_were_only_acquired_and_released,
+    leases_are_renewed_on_every_master,
+    name_whose_keys_would_have_different_slots_is_an_error,
+    moved_slot_costs_one_redirect,
+    queries_follow_a_moved_slot,
+    queries_find_what_a_migration_has_moved,
+    place_that_a_call_leaves_goes_beside_that_of_a_set_in_several_slots,
+    unanswered_acquire_is_undone,
+    health_leaves_out_the_threads_of_a_replaced_master,
+    password_is_sent_to_every_node
 ];
 
 fn steady() -> Cluster {

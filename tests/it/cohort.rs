@@ -23,6 +23,7 @@ use support::{
 };
 
 support::tests![
+    dead_first_place_is_passed_over_soon_after_a_plain_release,
     release_grants_the_lock_to_the_next_client_and_publishes_no_release,
     clients_share_a_contended_lock_equally_at_two_requests_a_turn,
     thread_that_locks_again_is_behind_the_clients_that_wait,
@@ -51,8 +52,6 @@ support::tests![
     plain_releases_come_at_least_every_90_ms_of_turns_and_name_waiting_clients,
     silent_foreign_release_costs_at_most_one_refresh
 ];
-
-support::roughly_timed![dead_first_place_is_passed_over_soon_after_a_plain_release];
 
 /// Longer than any test: no waiter is woken by the end of a lease.
 const TTL: Duration = ms(300_000);

@@ -498,18 +498,16 @@ macro_rules! conforms {
             );
 
             support::tests!(
+                lock_is_acquired_and_released,
+                release_wakes_a_waiter,
+                lock_waits_until_a_foreign_holder_expires,
+                lease_is_renewed,
+                deadlines_are_kept_while_servers_hang,
                 lock_has_one_holder_at_a_time,
                 loss_is_reported,
                 fencing_tokens_rise,
                 shutdown_releases_the_lock,
                 unanswered_acquire_is_undone_and_release_repeated
-            );
-            support::roughly_timed!(
-                lock_is_acquired_and_released,
-                release_wakes_a_waiter,
-                lock_waits_until_a_foreign_holder_expires,
-                lease_is_renewed,
-                deadlines_are_kept_while_servers_hang
             );
         }
     };

@@ -18,11 +18,6 @@ use support::{
 };
 
 support::tests![
-    waiters_outlast_a_short_outage,
-    waiting_for_another_holder_is_not_taken_for_an_outage
-];
-
-support::roughly_timed![
     attempts_on_a_paused_server_return_in_time,
     attempts_on_a_killed_server_return_in_time,
     attempts_on_a_black_holed_server_return_in_time,
@@ -46,7 +41,9 @@ support::roughly_timed![
     lock_gives_up_on_a_hung_master_before_its_command_times_out,
     lock_gives_up_on_a_hung_cluster_before_its_command_times_out,
     waiters_for_the_same_name_give_up_together,
-    call_that_takes_a_place_over_learns_that_the_lock_is_held
+    call_that_takes_a_place_over_learns_that_the_lock_is_held,
+    waiters_outlast_a_short_outage,
+    waiting_for_another_holder_is_not_taken_for_an_outage
 ];
 
 /// How much later a call may return than its limit and the lateness of plain waits explain.

@@ -20,6 +20,8 @@ use support::{
 support::roles![waiter, fair_counter, mixed_counter];
 
 support::tests![
+    fair_release_wakes_a_plain_waiter,
+    waiter_that_gives_up_leaves_the_queue,
     fair_lock_is_granted_in_a_cluster,
     basic_calls_work_on_a_fair_lock,
     lock_is_granted_in_order_across_processes_and_threads,
@@ -49,11 +51,6 @@ support::tests![
     foreign_message_grants_nothing,
     fair_lock_is_granted_with_sentinel,
     fair_lease_is_not_handed_off_to_a_plain_waiter_of_its_client
-];
-
-support::roughly_timed![
-    fair_release_wakes_a_plain_waiter,
-    waiter_that_gives_up_leaves_the_queue
 ];
 
 const FENCE: &str = "leasehold:fence:{lock:a}";

@@ -20,6 +20,18 @@ use support::{
 support::roles![waiter, contender];
 
 support::tests![
+    basic_fair_release_wakes_the_next_waiter_promptly,
+    waiter_killed_at_the_release_costs_at_most_its_grant,
+    killed_waiters_delay_nobody,
+    expiry_is_noticed_when_it_happens,
+    waiters_dead_for_long_cost_nothing,
+    paused_waiter_is_skipped_and_granted_under_a_new_id,
+    survivors_are_granted_in_order_among_killed_and_paused_waiters,
+    lost_grant_message_costs_at_most_a_refresh,
+    killed_subscription_costs_at_most_a_refresh,
+    refresh_finds_a_foreign_deletion,
+    refresh_finds_an_expiry,
+    hanging_server_delays_no_call_beyond_its_deadline,
     contenders_progress_in_order_while_some_are_killed_or_paused,
     plain_contenders_progress_in_order_while_some_are_killed_or_paused,
     queue_of_dead_waiters_is_removed,
@@ -37,21 +49,6 @@ support::tests![
     unanswered_leave_is_repeated,
     long_outage_ends_the_wait,
     waiter_without_a_subscription_refreshes_more_often
-];
-
-support::roughly_timed![
-    basic_fair_release_wakes_the_next_waiter_promptly,
-    waiter_killed_at_the_release_costs_at_most_its_grant,
-    killed_waiters_delay_nobody,
-    expiry_is_noticed_when_it_happens,
-    waiters_dead_for_long_cost_nothing,
-    paused_waiter_is_skipped_and_granted_under_a_new_id,
-    survivors_are_granted_in_order_among_killed_and_paused_waiters,
-    lost_grant_message_costs_at_most_a_refresh,
-    killed_subscription_costs_at_most_a_refresh,
-    refresh_finds_a_foreign_deletion,
-    refresh_finds_an_expiry,
-    hanging_server_delays_no_call_beyond_its_deadline
 ];
 
 /// The longest time until the next refresh of a place.

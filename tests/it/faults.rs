@@ -15,6 +15,13 @@ use redis::{Connection, FromRedisValue};
 use support::{Proxy, Server, Traffic, eventually, expect_unreachable, free_port, ms};
 
 support::tests![
+    full_server_grants_nothing_and_releases_everything,
+    changed_password_is_reported_and_a_restored_one_saves_the_lease,
+    junk_in_the_fence_is_an_error_and_leaves_no_lock,
+    missing_replicas_are_waited_for,
+    server_that_cannot_save_is_waited_for,
+    reverted_demotion_is_waited_for,
+    long_script_of_another_program_is_waited_for,
     empty_restart_is_outlasted_and_the_loss_reported,
     connections_closed_by_a_restart_fail_no_call,
     closed_idle_connections_delay_no_renewal,
@@ -28,16 +35,6 @@ support::tests![
     demoted_master_reports_no_loss,
     highest_token_is_granted_once,
     loading_server_is_waited_for
-];
-
-support::roughly_timed![
-    full_server_grants_nothing_and_releases_everything,
-    changed_password_is_reported_and_a_restored_one_saves_the_lease,
-    junk_in_the_fence_is_an_error_and_leaves_no_lock,
-    missing_replicas_are_waited_for,
-    server_that_cannot_save_is_waited_for,
-    reverted_demotion_is_waited_for,
-    long_script_of_another_program_is_waited_for
 ];
 
 /// The limit for everything that must happen soon, on a busy machine.

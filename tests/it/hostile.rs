@@ -15,14 +15,11 @@ use support::{
 support::roles![caller, many_callers];
 
 support::tests![
-    subscriber_closes_a_connection_that_never_confirms,
-    long_replies_on_many_connections_cost_little_memory
-];
-
-support::roughly_timed![
     endless_replies_cost_little_memory_and_delay_no_call,
     trickling_replies_do_not_outlast_a_deadline,
-    trickling_server_does_not_delay_the_rest_of_a_quorum
+    trickling_server_does_not_delay_the_rest_of_a_quorum,
+    subscriber_closes_a_connection_that_never_confirms,
+    long_replies_on_many_connections_cost_little_memory
 ];
 
 /// The most memory that a hostile peer may add to a process, in KiB.

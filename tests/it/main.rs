@@ -75,7 +75,7 @@ mod without_queues;
 
 use std::process::ExitCode;
 
-use support::Listed;
+use support::{Listed, Tests};
 
 const TESTS: &[Listed] = &[
     acl::TESTS,
@@ -180,54 +180,9 @@ const TESTS: &[Listed] = &[
     waking::TESTS,
     wire::TESTS,
     without_queues::TESTS,
-];
-
-const ROUGHLY_TIMED: &[Listed] = &[
-    deadlines::ROUGHLY_TIMED,
-    all::ROUGHLY_TIMED,
-    waking::ROUGHLY_TIMED,
-    sentinel::ROUGHLY_TIMED,
     #[cfg(target_os = "linux")]
-    server_clock::ROUGHLY_TIMED,
-    cluster::ROUGHLY_TIMED,
-    semaphore_faults::ROUGHLY_TIMED,
-    fair_faults::ROUGHLY_TIMED,
-    hostile::ROUGHLY_TIMED,
-    quorum::ROUGHLY_TIMED,
-    breaker::ROUGHLY_TIMED,
-    cancel::ROUGHLY_TIMED,
-    cohort::ROUGHLY_TIMED,
-    #[cfg(all(feature = "cli", unix))]
-    cli::ends::ROUGHLY_TIMED,
-    #[cfg(all(feature = "cli", unix))]
-    cli::exits::ROUGHLY_TIMED,
-    #[cfg(all(feature = "cli", unix))]
-    cli::min_hold::ROUGHLY_TIMED,
-    #[cfg(all(feature = "cli", unix))]
-    cli::signals::ROUGHLY_TIMED,
-    #[cfg(all(feature = "cli", unix))]
-    cli::options::ROUGHLY_TIMED,
-    #[cfg(all(feature = "cli", target_os = "linux"))]
-    cli::supervision::ROUGHLY_TIMED,
-    #[cfg(all(feature = "cli", unix))]
-    cli::top::ROUGHLY_TIMED,
-    fair::ROUGHLY_TIMED,
-    faults::ROUGHLY_TIMED,
-    refusals::ROUGHLY_TIMED,
-    renewal::ROUGHLY_TIMED,
-    release_outages::ROUGHLY_TIMED,
-    replicas::ROUGHLY_TIMED,
-    wire::ROUGHLY_TIMED,
-    set_queues::ROUGHLY_TIMED,
-    shutdown::ROUGHLY_TIMED,
-    conformance::cluster::ROUGHLY_TIMED,
-    conformance::one::ROUGHLY_TIMED,
-    conformance::quorum_of_3::ROUGHLY_TIMED,
-    conformance::quorum_of_5::ROUGHLY_TIMED,
-    conformance::sentinel::ROUGHLY_TIMED,
-    #[cfg(feature = "tls")]
-    conformance::tls::ROUGHLY_TIMED,
-    conformance::unix_socket::ROUGHLY_TIMED,
+    server_clock::TESTS,
+    release_outages::TESTS,
 ];
 
 const TIMED: &[Listed] = &[
@@ -275,5 +230,10 @@ const ROLES: &[Listed] = &[
 ];
 
 fn main() -> ExitCode {
-    support::run(TESTS, ROUGHLY_TIMED, TIMED, ROLES)
+    support::run(&Tests {
+        at_once: TESTS,
+        timed: TIMED,
+        in_own_process: &[],
+        roles: ROLES,
+    })
 }

@@ -10,6 +10,7 @@ use support::{
 };
 
 support::tests![
+    errors_without_end_are_reported_after_unreachable_for,
     each_error_once_in_fifty_replies_ends_no_call,
     one_member_that_replies_with_errors_costs_a_quorum_nothing,
     errors_of_a_node_end_no_call_in_a_cluster,
@@ -20,8 +21,6 @@ support::tests![
     server_that_never_ran_a_script_is_given_up_after_three_tries,
     reasons_that_last_are_final_at_once
 ];
-
-support::roughly_timed![errors_without_end_are_reported_after_unreachable_for];
 
 /// What managed services, proxies and servers reply once in a while.
 const PASSING: [&str; 19] = [

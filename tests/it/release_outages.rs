@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use leasehold::{Client, Error, MutexGuard};
 use support::{Server, eventually, ms};
 
-support::roughly_timed![
+support::tests![
     many_drops_while_redis_hangs_take_one_timeout,
     many_drops_while_redis_is_down_take_one_timeout,
     many_unlocks_while_redis_hangs_take_one_timeout,

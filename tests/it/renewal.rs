@@ -9,6 +9,7 @@ use leasehold::{Client, Error, Lost, Mutex, MutexGuard, Renewed};
 use support::{Control, Proxy, SLACK, Server, Traffic, builder_within, eventually, ms};
 
 support::tests![
+    without_renewal_a_lease_expires,
     a_renewal_in_flight_at_the_release_neither_revives_nor_loses_the_lock,
     a_renewal_never_shortens_the_ttl,
     set_ttl_prolongs_a_lease_that_is_not_renewed,
@@ -20,8 +21,6 @@ support::tests![
     a_panicking_callback_harms_no_lease,
     renew_extends_the_lease_to_the_whole_ttl
 ];
-
-support::roughly_timed![without_renewal_a_lease_expires];
 
 support::timed![
     a_lease_lasts_as_long_as_it_is_held,

@@ -7,6 +7,7 @@ use leasehold::{Client, Error, Lost, Mutex};
 use support::{Control, Recorder, Replicas, SLACK, Server, eventually, free_port, ms};
 
 support::tests![
+    a_deadline_shorter_than_the_replica_wait_is_met,
     an_acknowledged_lease_is_renewed_and_on_every_replica,
     a_lease_that_too_few_acknowledge_is_undone,
     a_lock_can_override_the_clients_min_replicas,
@@ -22,8 +23,6 @@ support::tests![
     demotion_during_wait_ends_no_call,
     a_wait_for_a_dead_replica_delays_no_other_renewal
 ];
-
-support::roughly_timed![a_deadline_shorter_than_the_replica_wait_is_met];
 
 support::timed![
     a_renewal_is_retried_until_the_replica_is_back,

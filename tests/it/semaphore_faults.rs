@@ -23,6 +23,7 @@ use support::{
 support::roles![holder, user];
 
 support::tests![
+    permits_survive_a_failover,
     random_calls_with_lost_replies_keep_the_count,
     permits_are_granted_in_a_cluster_and_survive_a_migration,
     permits_of_a_killed_process_come_back,
@@ -45,8 +46,6 @@ support::tests![
     processes_never_exceed_the_number_of_permits,
     a_thousand_names_leave_only_their_fences
 ];
-
-support::roughly_timed![permits_survive_a_failover];
 
 fn semaphore(server: &Server, permits: u32) -> Semaphore {
     client(&server.url()).semaphore("a", permits)

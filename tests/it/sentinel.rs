@@ -17,14 +17,6 @@ use support::{
 support::roles![threads_in_child];
 
 support::tests![
-    basic_calls_work_through_sentinel,
-    a_lease_is_renewed_on_the_master,
-    the_database_and_passwords_of_the_url_are_used,
-    locks_work_without_sentinels_once_the_master_is_known,
-    the_thread_that_listens_to_the_sentinels_ends_with_the_client
-];
-
-support::roughly_timed![
     a_failover_is_noticed_although_no_subscription_carries_anything,
     a_sentinel_with_an_old_configuration_lets_no_second_holder_in,
     contenders_go_on_when_the_master_is_killed,
@@ -47,7 +39,12 @@ support::roughly_timed![
     sentinels_that_always_answer_late_are_heard,
     an_outdated_sentinel_alone_keeps_no_client_from_its_master,
     without_epochs_the_majority_names_the_master,
-    an_unknown_master_name_is_reported_at_once
+    an_unknown_master_name_is_reported_at_once,
+    basic_calls_work_through_sentinel,
+    a_lease_is_renewed_on_the_master,
+    the_database_and_passwords_of_the_url_are_used,
+    locks_work_without_sentinels_once_the_master_is_known,
+    the_thread_that_listens_to_the_sentinels_ends_with_the_client
 ];
 
 const FENCE: &str = "leasehold:fence:{lock:a}";

@@ -12,7 +12,7 @@ use support::{
 
 support::roles![waiter];
 
-support::roughly_timed![
+support::tests![
     waiter_that_died_before_the_clock_stepped_back_delays_nobody_for_long,
     waiters_of_every_kind_go_on_after_the_clock_stepped_back,
     lease_ends_no_earlier_after_the_clock_stepped_back

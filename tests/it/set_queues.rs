@@ -18,6 +18,8 @@ use support::{
 support::roles![set_waiter];
 
 support::tests![
+    set_keeps_its_lower_names_while_it_waits_for_a_higher_one,
+    set_that_gives_up_leaves_its_place_and_its_kept_names,
     set_is_granted_although_fair_locks_are_busy,
     set_is_granted_although_plain_locks_are_busy,
     set_of_one_name_is_granted_although_plain_locks_are_busy,
@@ -36,11 +38,6 @@ support::tests![
     lost_replies_end_no_wait,
     set_under_backoff_waits_without_a_subscription,
     set_of_one_slot_waits_in_the_queues_of_a_cluster
-];
-
-support::roughly_timed![
-    set_keeps_its_lower_names_while_it_waits_for_a_higher_one,
-    set_that_gives_up_leaves_its_place_and_its_kept_names
 ];
 
 /// Returns a client whose ttl is longer than any test. A lock key that disappears earlier was

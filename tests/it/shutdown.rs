@@ -17,6 +17,13 @@ use support::{
 support::roles![shut_down_in_child, last_drop_in_child];
 
 support::tests![
+    shutdown_ends_every_wait_at_once,
+    shutdown_without_redis_ends_within_its_timeout,
+    shutdown_ends_a_wait_that_cannot_reach_redis,
+    shutdown_ends_a_call_that_has_no_connection_to_enter_a_queue,
+    shutdown_with_a_hanging_callback_ends_within_its_timeout,
+    call_whose_command_the_shutdown_leaves_behind_ends_by_its_deadline,
+    the_last_drop_without_redis_ends_within_a_command_timeout,
     shutdown_releases_and_reports_every_held_lock,
     holders_that_unlock_on_shutdown_count_as_released,
     shutdown_without_time_for_replies_still_releases_everything,
@@ -30,16 +37,6 @@ support::tests![
     a_callback_can_shut_down_its_own_client,
     a_client_that_was_shut_down_leaves_no_thread,
     a_client_that_was_dropped_leaves_no_thread
-];
-
-support::roughly_timed![
-    shutdown_ends_every_wait_at_once,
-    shutdown_without_redis_ends_within_its_timeout,
-    shutdown_ends_a_wait_that_cannot_reach_redis,
-    shutdown_ends_a_call_that_has_no_connection_to_enter_a_queue,
-    shutdown_with_a_hanging_callback_ends_within_its_timeout,
-    call_whose_command_the_shutdown_leaves_behind_ends_by_its_deadline,
-    the_last_drop_without_redis_ends_within_a_command_timeout
 ];
 
 /// How late a bounded call may return on a busy machine.

@@ -20,6 +20,20 @@ use support::{free_port, read_pem, tls_server};
 support::roles![waiter, idle_clients];
 
 support::tests![
+    a_subscriber_killed_repeatedly_costs_at_most_a_refresh,
+    a_release_wakes_a_waiter_of_another_client,
+    messages_that_arrive_together_wake_all_waiters,
+    #[cfg(feature = "tls")]
+    messages_that_arrive_together_over_tls_wake_all_waiters,
+    waiter_over_a_quorum_is_woken_although_a_server_hangs,
+    any_message_on_the_channel_wakes_the_waiter,
+    a_waiter_without_a_place_asks_every_second,
+    a_waiter_that_times_out_as_it_is_woken_passes_the_wake_up_on,
+    a_subscriber_that_reconnects_wakes_waiters_to_retry,
+    a_subscriber_that_hangs_is_detected,
+    a_waiter_without_any_message_refreshes_its_place_within_a_second,
+    waiters_that_may_not_subscribe_poll,
+    clients_that_may_not_publish_are_woken_and_release,
     a_subscription_is_kept_for_the_next_waiter_and_then_dropped,
     a_name_whose_subscription_was_dropped_is_subscribed_to_again,
     subscription_follows_an_endpoint_to_a_promoted_server,
@@ -36,23 +50,6 @@ support::tests![
     idle_client_has_two_threads_that_do_not_wake,
     name_waited_for_in_an_outage_is_subscribed_to_after_it,
     idle_subscriptions_beyond_the_limit_are_dropped_sooner
-];
-
-support::roughly_timed![
-    a_subscriber_killed_repeatedly_costs_at_most_a_refresh,
-    a_release_wakes_a_waiter_of_another_client,
-    messages_that_arrive_together_wake_all_waiters,
-    #[cfg(feature = "tls")]
-    messages_that_arrive_together_over_tls_wake_all_waiters,
-    waiter_over_a_quorum_is_woken_although_a_server_hangs,
-    any_message_on_the_channel_wakes_the_waiter,
-    a_waiter_without_a_place_asks_every_second,
-    a_waiter_that_times_out_as_it_is_woken_passes_the_wake_up_on,
-    a_subscriber_that_reconnects_wakes_waiters_to_retry,
-    a_subscriber_that_hangs_is_detected,
-    a_waiter_without_any_message_refreshes_its_place_within_a_second,
-    waiters_that_may_not_subscribe_poll,
-    clients_that_may_not_publish_are_woken_and_release
 ];
 
 /// The limit for events that must happen: generous for a slow machine, short for a failing test.

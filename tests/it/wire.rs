@@ -13,6 +13,7 @@ use support::{
 };
 
 support::tests![
+    a_foreign_release_without_a_message_is_noticed_by_the_next_refresh,
     lock_writes_only_its_key_and_its_fence,
     the_value_is_the_owner_and_a_fresh_uuid,
     a_foreign_release_that_publishes_wakes_at_once,
@@ -28,8 +29,6 @@ support::tests![
     the_database_user_and_password_of_the_url_are_used,
     every_connection_has_the_clients_name
 ];
-
-support::roughly_timed![a_foreign_release_without_a_message_is_noticed_by_the_next_refresh];
 
 support::timed![a_foreign_key_is_waited_for_until_it_expires];
 

@@ -22,6 +22,11 @@ support::roles![
 ];
 
 support::tests![
+    a_guard_of_a_killed_server_is_dropped_in_time,
+    a_guard_of_a_silent_server_is_dropped_in_time_and_released_later,
+    the_last_guard_of_a_silent_server_is_dropped_in_time,
+    the_last_client_of_a_silent_server_is_dropped_in_time,
+    the_last_guard_of_a_slow_server_is_dropped_in_time,
     basic_drop_releases_the_lock,
     a_guard_dropped_by_a_panic_releases_its_lock,
     a_panic_after_the_server_died_is_not_a_double_panic,
@@ -36,14 +41,6 @@ support::tests![
     no_thread_is_left_of_a_client_whose_server_died,
     a_destructor_of_a_thread_local_can_drop_guards_and_wait,
     callbacks_are_dropped_by_threads_that_may_wait
-];
-
-support::roughly_timed![
-    a_guard_of_a_killed_server_is_dropped_in_time,
-    a_guard_of_a_silent_server_is_dropped_in_time_and_released_later,
-    the_last_guard_of_a_silent_server_is_dropped_in_time,
-    the_last_client_of_a_silent_server_is_dropped_in_time,
-    the_last_guard_of_a_slow_server_is_dropped_in_time
 ];
 
 const MINUTE: Duration = Duration::from_secs(60);

@@ -17,6 +17,7 @@ use support::{
 support::roles![echo, exit_with_3, server_owner];
 
 support::tests![
+    a_proxy_delays_every_chunk_equally,
     a_cluster_fails_over_and_moves_slots,
     a_cluster_with_a_password_moves_slots,
     a_cluster_with_tls_moves_slots,
@@ -39,8 +40,6 @@ support::tests![
     started_replicas_acknowledge_writes,
     no_test_has_the_test_attribute
 ];
-
-support::roughly_timed![a_proxy_delays_every_chunk_equally];
 
 /// Replies with its parameter.
 fn echo() {
@@ -467,7 +466,7 @@ fn a_cluster_with_tls_moves_slots() {
 /// In a binary with its own `main`, the compiler silently drops a function with the attribute.
 fn no_test_has_the_test_attribute() {
     let tests = in_repository("tests");
-    let mut paths = ["it", "logs", "memory.rs"]
+    let mut paths = ["it", "logs", "process"]
         .map(|name| tests.join(name))
         .to_vec();
     while let Some(path) = paths.pop() {

@@ -9,7 +9,7 @@ mod quorum;
 
 use std::process::ExitCode;
 
-use support::Listed;
+use support::{Listed, Tests};
 
 const TESTS: &[Listed] = &[
     drop::TESTS,
@@ -20,12 +20,15 @@ const TESTS: &[Listed] = &[
     quorum::TESTS,
 ];
 
-const ROUGHLY_TIMED: &[Listed] = &[drop::ROUGHLY_TIMED, harness::ROUGHLY_TIMED];
-
 const TIMED: &[Listed] = &[logging::TIMED, quorum::TIMED];
 
 const ROLES: &[Listed] = &[drop::ROLES, harness::ROLES, input::ROLES];
 
 fn main() -> ExitCode {
-    support::run(TESTS, ROUGHLY_TIMED, TIMED, ROLES)
+    support::run(&Tests {
+        at_once: TESTS,
+        timed: TIMED,
+        in_own_process: &[],
+        roles: ROLES,
+    })
 }

@@ -1,7 +1,7 @@
 //! Models of the protocol, one for each kind of queue or lock, and the search through their states.
 //!
 //! The tests in `tests/{permits,queue,quorum,rw,set}_model` say what is searched, and what must
-//! hold. `tests/lease_model.rs` has a model of its own, for the same search.
+//! hold. `tests/checks/lease_model.rs` has a model of its own, for the same search.
 //! These models are a separate package: a debug build optimizes this package alone, and the
 //! searches are several times faster.
 

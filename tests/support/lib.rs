@@ -74,7 +74,7 @@ pub use recorded_reply::recorded_reply;
 pub use recorder::{Exchange, Recorder};
 pub use replicas::Replicas;
 pub use repository::in_repository;
-pub use runner::{Listed, run};
+pub use runner::{Listed, Tests, run};
 pub use sentinels::{Sentinels, Setup};
 pub use server::Server;
 pub use snapshot::Snapshot;

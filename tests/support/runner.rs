@@ -1,26 +1,43 @@
-//! Runs the tests of a binary: first those that only wait, many at a time, then those that measure
-//! time, fewer at a time.
+//! Runs the tests of a binary: first most of them, many at a time, then those that measure short
+//! times, fewer at a time. Prints how long each phase and the slowest tests took.
 
 use std::any::Any;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::thread;
+use std::time::{Duration, Instant};
 
 use libtest_mimic::{Arguments, Conclusion, Failed, Trial};
+use parking_lot::Mutex;
 
+use super::child::{self, Child};
 use super::permit;
-use super::{chaos, child, contention, counter, terminal};
+use super::{chaos, contention, counter, terminal};
 
 /// Threads for tests that mostly sleep: more than there are processors.
 const THREADS: usize = 12;
 
-/// Threads for tests that measure time, with wide bounds.
-const ROUGHLY_TIMED_THREADS: usize = 10;
-
-/// Threads for tests with narrower bounds: more would disturb the measurements.
+/// Threads for tests that assert narrow bounds: more would disturb the measurements.
 const TIMED_THREADS: usize = 3;
 
-/// The functions that one module lists with [`tests!`](crate::tests),
-/// [`roughly_timed!`](crate::roughly_timed), [`timed!`](crate::timed) or [`roles!`](crate::roles).
+/// How many of the slowest tests are printed.
+const SLOWEST: usize = 30;
+
+/// The tests and the roles of a binary.
+#[derive(Clone, Copy, Debug)]
+pub struct Tests {
+    /// Tests that wait, or assert only wide bounds.
+    pub at_once: &'static [Listed],
+    /// Tests that assert narrow bounds: they run after all others.
+    pub timed: &'static [Listed],
+    /// Tests that change their process for good: each runs in a process of its own.
+    pub in_own_process: &'static [Listed],
+    /// What child processes run.
+    pub roles: &'static [Listed],
+}
+
+/// The functions that one module lists with [`tests!`](crate::tests), [`timed!`](crate::timed),
+/// [`own_process!`](crate::own_process) or [`roles!`](crate::roles).
 #[derive(Clone, Copy, Debug)]
 pub struct Listed {
     /// The module's path, which starts with the binary's name.
@@ -43,7 +60,8 @@ impl Listed {
     }
 }
 
-/// Lists the tests of a module that only wait. The compiler reports a test that is not listed as
+/// Lists the tests of a module that wait, or assert an upper bound of a second or more, or of
+/// 250 ms or more compared with a plain wait. The compiler reports a test that is not listed as
 /// dead code.
 #[macro_export]
 macro_rules! tests {
@@ -52,12 +70,11 @@ macro_rules! tests {
     };
 }
 
-/// Lists the tests of a module that assert an upper bound of a second or more, or of 250 ms or more
-/// compared with a plain wait.
+/// Lists the tests of a module that install a logger or a recorder for their process.
 #[macro_export]
-macro_rules! roughly_timed {
+macro_rules! own_process {
     ($($(#[$cfg:meta])* $test:path),* $(,)?) => {
-        $crate::listed!(ROUGHLY_TIMED, $($(#[$cfg])* $test),*);
+        $crate::listed!(OWN_PROCESS, $($(#[$cfg])* $test),*);
     };
 }
 
@@ -90,54 +107,106 @@ macro_rules! listed {
 
 /// Runs a role if this is a child process, else the tests that the command line selects. The filter
 /// may have several parts with commas between them: `lock::,waking::` selects two modules.
-pub fn run(
-    tests: &[Listed],
-    roughly_timed: &[Listed],
-    timed: &[Listed],
-    roles: &[Listed],
-) -> ExitCode {
+pub fn run(tests: &Tests) -> ExitCode {
     let shared: [(&str, fn()); 4] = [
         ("counter", counter::counter),
         ("contender", contention::contender),
         ("survivor", chaos::survivor),
         (terminal::SESSION, terminal::session),
     ];
-    let listed: Vec<_> = roles.iter().flat_map(Listed::named).collect();
+    let listed = tests.roles.iter().chain(tests.in_own_process);
+    let listed: Vec<_> = listed.flat_map(Listed::named).collect();
     let listed = listed.iter().map(|(name, role)| (name.as_str(), *role));
     let all_roles: Vec<_> = listed.chain(shared).collect();
     if child::run_role(&all_roles) {
         return ExitCode::SUCCESS;
     }
     let arguments = Arguments::from_args();
+    let times = Times::default();
+    let mut at_once = in_this_process(tests.at_once);
+    at_once.extend(in_own_processes(tests.in_own_process));
     let phases = [
-        (THREADS, tests),
-        (ROUGHLY_TIMED_THREADS, roughly_timed),
-        (TIMED_THREADS, timed),
+        (THREADS, at_once),
+        (TIMED_THREADS, in_this_process(tests.timed)),
     ];
-    // A failure does not stop the later phases.
+    // A failure does not stop the later phase.
     let failed = phases
         .into_iter()
-        .filter(|(_, listed)| !listed.is_empty())
-        .filter(|(threads, listed)| run_with(&arguments, *threads, listed).has_failed())
+        .filter(|(_, tests)| !tests.is_empty())
+        .filter(|(threads, tests)| run_phase(&arguments, *threads, tests, &times).has_failed())
         .count();
+    times.print_slowest();
     match failed {
         0 => ExitCode::SUCCESS,
         _ => ExitCode::from(101),
     }
 }
 
-fn run_with(arguments: &Arguments, threads: usize, listed: &[Listed]) -> Conclusion {
+/// A test with its name.
+type Named = (String, Arc<dyn Fn() + Send + Sync>);
+
+fn in_this_process(listed: &[Listed]) -> Vec<Named> {
+    let tests = one_of_each_module_in_turn(listed);
+    tests
+        .map(|(name, test)| (name, Arc::new(test) as Arc<dyn Fn() + Send + Sync>))
+        .collect()
+}
+
+fn in_own_processes(listed: &[Listed]) -> impl Iterator<Item = Named> {
+    one_of_each_module_in_turn(listed).map(|(name, _)| {
+        let role = name.clone();
+        let run = move || drop(Child::spawn(&role, &[]).wait().succeeded());
+        (name, Arc::new(run) as Arc<dyn Fn() + Send + Sync>)
+    })
+}
+
+fn run_phase(arguments: &Arguments, threads: usize, tests: &[Named], times: &Times) -> Conclusion {
     let mut arguments = arguments.clone();
-    arguments.test_threads = arguments.test_threads.or(Some(threads));
-    let trial =
-        |(name, test): (String, fn())| Trial::test(name.clone(), move || in_own_thread(name, test));
+    let threads = *arguments.test_threads.get_or_insert(threads);
     let parts = arguments.filter.take_if(|filter| filter.contains(','));
     let is_selected = |name: &str| match &parts {
         Some(parts) => parts.split(',').any(|part| name.contains(part)),
         None => true,
     };
-    let tests = one_of_each_module_in_turn(listed).filter(|(name, _)| is_selected(name));
-    libtest_mimic::run(&arguments, tests.map(trial).collect())
+    let trial = |(name, test): &Named| {
+        let (name, test, times) = (name.clone(), Arc::clone(test), times.clone());
+        Trial::test(name.clone(), move || {
+            let began = Instant::now();
+            let end = in_own_thread(name.clone(), test);
+            times.0.lock().push((began.elapsed(), name));
+            end
+        })
+    };
+    let tests = tests.iter().filter(|(name, _)| is_selected(name));
+    let began = Instant::now();
+    let conclusion = libtest_mimic::run(&arguments, tests.map(trial).collect());
+    let count = conclusion.num_passed + conclusion.num_failed;
+    if count > 0 {
+        let took = began.elapsed().as_secs_f64();
+        println!("{count} tests, {threads} at a time: {took:.1} s\n");
+    }
+    conclusion
+}
+
+/// How long each test took.
+#[derive(Clone, Default)]
+struct Times(Arc<Mutex<Vec<(Duration, String)>>>);
+
+impl Times {
+    fn print_slowest(&self) {
+        let mut times = self.0.lock();
+        if times.len() < 2 {
+            return;
+        }
+        times.sort_by(|a, b| b.cmp(a));
+        let sum: Duration = times.iter().map(|(took, _)| took).sum();
+        let (count, sum) = (times.len(), sum.as_secs_f64());
+        println!("The slowest of {count} tests, which took {sum:.1} s one after the other:");
+        for (took, name) in times.iter().take(SLOWEST) {
+            println!("{:8.2} s  {name}", took.as_secs_f64());
+        }
+        println!();
+    }
 }
 
 /// Returns the first test of each module, then the second of each, and so on.
@@ -153,9 +222,9 @@ fn one_of_each_module_in_turn(listed: &[Listed]) -> impl Iterator<Item = (String
 }
 
 /// Runs a test in a thread with the test's name: panic messages and the watchdog print that name.
-fn in_own_thread(name: String, test: fn()) -> Result<(), Failed> {
+fn in_own_thread(name: String, test: Arc<dyn Fn() + Send + Sync>) -> Result<(), Failed> {
     let thread = thread::Builder::new().name(name);
-    let running = thread.spawn(move || permit::in_test(test))?;
+    let running = thread.spawn(move || permit::in_test(|| test()))?;
     running.join().map_err(|panic| message(&*panic).into())
 }
 

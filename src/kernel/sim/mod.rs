@@ -166,7 +166,21 @@ fn plan_from_env() -> Option<Plan> {
     Some(line.parse().unwrap_or_else(|error| panic!("{error:?}")))
 }
 
-/// Runs seeds of a family: `SIM_SEEDS` or 300 of them, from `SIM_FIRST` or 0 on. With
+/// How many seeds of each family are in its fixed list.
+const SEEDS: u64 = 70;
+
+/// The most plans of a family in `make test`: its fixed list, and those in `seeds.rs`.
+const MOST_PLANS: usize = 100;
+
+/// Returns the plans of a family that each run of the tests repeats: those that show a mistake, and
+/// some seeds. A new plan that violates a property joins `seeds.rs`.
+fn fixed_list(family: Family) -> impl Iterator<Item = Plan> {
+    let known = known_plans().into_iter().map(|(_, plan)| plan);
+    let known = known.filter(move |plan| plan.family == family);
+    known.chain((0..SEEDS).map(move |seed| plan(family, seed)))
+}
+
+/// Runs the fixed list of a family, or `SIM_SEEDS` seeds from `SIM_FIRST` or 0 on. With
 /// `SIM_SECONDS`, which all families share, as many new seeds as there is time for. With
 /// `SIM_PLAN`, that plan alone. The kernel makes the mistake `SIM_MUTANT`, if there is one.
 ///
@@ -192,9 +206,12 @@ fn run_family(family: Family) {
                     .take_while(move |_| Instant::now() < end),
             )
         }
+        (None, None) if first.is_none() && number("SIM_SEEDS").is_none() => {
+            Box::new(fixed_list(family))
+        }
         (None, None) => {
             let first = first.unwrap_or(0);
-            let seeds = first..first + number("SIM_SEEDS").unwrap_or(300);
+            let seeds = first..first + number("SIM_SEEDS").unwrap_or(SEEDS);
             Box::new(seeds.map(move |seed| plan(family, seed)))
         }
     };
@@ -295,6 +312,21 @@ const CAUGHT_BY_RULES: [Mutant; 4] = [
     Mutant::EndedUndoRefuses,
 ];
 
+/// Prints how many plans of the fixed lists catch each mutant, or those with `SIM_MUTANT` in their
+/// name.
+///
+/// # Panics
+///
+/// If there are none.
+fn count_catches() {
+    for_each_mutant(|mutant| {
+        let plans = Family::ALL.into_iter().flat_map(fixed_list);
+        let catches = plans.filter(|plan| catches(mutant, plan)).count();
+        println!("{mutant:?}: {catches}");
+        catches > 0
+    });
+}
+
 /// Looks for a plan that catches each mutant, or those with `SIM_MUTANT` in their name. Prints it
 /// as a line of `mutants.txt`.
 ///
@@ -302,6 +334,21 @@ const CAUGHT_BY_RULES: [Mutant; 4] = [
 ///
 /// If there is no such plan.
 fn search_mutants() {
+    for_each_mutant(|mutant| {
+        let found = first_that_catches(mutant);
+        if let Some(plan) = &found {
+            println!("{mutant:?} {plan}");
+        }
+        found.is_some()
+    });
+}
+
+/// Tries each mutant, or those with `SIM_MUTANT` in their name, on all processors.
+///
+/// # Panics
+///
+/// If one is not `caught`.
+fn for_each_mutant(caught: impl Fn(Mutant) -> bool + Sync) {
     let only = std::env::var("SIM_MUTANT").unwrap_or_default();
     std::panic::set_hook(Box::new(|_| {}));
     let left = std::sync::Mutex::new(Mutant::ALL.iter().copied().filter(|mutant| {
@@ -312,9 +359,8 @@ fn search_mutants() {
         for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
             scope.spawn(|| {
                 while let Some(mutant) = { left.lock().expect("no panic").next() } {
-                    match first_that_catches(mutant) {
-                        Some(plan) => println!("{mutant:?} {plan}"),
-                        None => missed.lock().expect("no panic").push(mutant),
+                    if !caught(mutant) {
+                        missed.lock().expect("no panic").push(mutant);
                     }
                 }
             });
@@ -326,24 +372,40 @@ fn search_mutants() {
 }
 
 /// `mutants.txt` has a plan that catches each mutant. If a change makes one fail, `make mutants`
-/// finds another.
+/// finds another. `SIM_MUTANTS=list` counts the plans of the fixed lists that catch each.
 #[test]
 fn each_mutant_is_caught() {
-    match std::env::var_os("SIM_MUTANTS") {
-        Some(_) => search_mutants(),
-        None => check_known_plans(),
+    match std::env::var("SIM_MUTANTS").as_deref() {
+        Ok("list") => count_catches(),
+        Ok(_) => search_mutants(),
+        Err(_) => check_known_plans(),
     }
 }
 
-/// Panics if a mutant is not caught by its plan in `mutants.txt`.
-fn check_known_plans() {
-    let known: Vec<(&str, Plan)> = include_str!("mutants.txt")
-        .lines()
+#[test]
+fn a_family_has_at_most_100_plans() {
+    let kept = include_str!("seeds.rs");
+    for family in Family::ALL {
+        let kept = kept.matches(&format!("family={family:?} ")).count();
+        let count = kept + fixed_list(family).count();
+        assert!(count <= MOST_PLANS, "{family:?}: {count}");
+    }
+}
+
+/// Returns each mutant in `mutants.txt` with the plan that catches it.
+fn known_plans() -> Vec<(&'static str, Plan)> {
+    let lines = include_str!("mutants.txt").lines();
+    lines
         .map(|line| {
             let (mutant, plan) = line.split_once(' ').expect("a mutant and its plan");
             (mutant, plan.parse().expect("a plan"))
         })
-        .collect();
+        .collect()
+}
+
+/// Panics if a mutant is not caught by its plan in `mutants.txt`.
+fn check_known_plans() {
+    let known = known_plans();
     let mut missed = Vec::new();
     for &mutant in Mutant::ALL {
         let name = format!("{mutant:?}");

@@ -13,6 +13,8 @@ use support::{Proxy, Server, Traffic, eventually, ms};
 use super::{Program, WAIT_LIMIT, delete, is_alive, program, wait_until_ended};
 
 support::tests![
+    lost_lock_kills_a_command_that_ignores_term,
+    leftover_processes_end_before_the_release,
     lost_lock_terminates_the_command,
     lost_lock_kills_the_command_while_standard_error_is_blocked,
     lease_that_expires_without_redis_ends_the_command,
@@ -23,11 +25,6 @@ support::tests![
     command_that_leaves_the_group_is_ended,
     #[cfg(target_os = "linux")]
     killing_the_program_never_leaves_an_orphan
-];
-
-support::roughly_timed![
-    lost_lock_kills_a_command_that_ignores_term,
-    leftover_processes_end_before_the_release
 ];
 
 /// Two processes that TERM does not end; both print their process ids. The first prints `term` for

@@ -14,6 +14,7 @@ use support::{FakeServer, Recorder, Server, TempDir, eventually, free_port, ms};
 use super::{PROGRAM, Program, WAIT_LIMIT, client, code, delete, hold, output, program};
 
 support::tests![
+    held_lock_is_waited_for_only_as_long_as_asked,
     exit_code_is_that_of_the_command,
     exit_code_is_that_of_the_command_if_its_parent_ignores_children,
     script_without_an_interpreter_line_runs,
@@ -26,8 +27,6 @@ support::tests![
     command_gets_no_variables_of_an_outer_lock,
     run_that_does_not_wait_for_the_lock_can_wait_for_redis
 ];
-
-support::roughly_timed![held_lock_is_waited_for_only_as_long_as_asked];
 
 fn exit_code_is_that_of_the_command() {
     let server = Server::start();

@@ -9,13 +9,12 @@ use support::{Proxy, Server, Traffic, eventually, ms};
 use super::{Program, WAIT_LIMIT, client, code};
 
 support::tests![
+    min_hold_runs_the_command_once_for_three_concurrent_starts,
     min_hold_outlasts_a_signal_and_starts_at_the_grant,
     min_hold_is_waited_for_while_redis_is_unreachable,
     lock_that_another_program_took_during_min_hold_is_lost,
     min_hold_that_redis_does_not_confirm_is_no_loss
 ];
-
-support::roughly_timed![min_hold_runs_the_command_once_for_three_concurrent_starts];
 
 fn min_hold_runs_the_command_once_for_three_concurrent_starts() {
     let server = Server::start();

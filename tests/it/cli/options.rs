@@ -12,6 +12,7 @@ use support::{
 use super::{Program, WAIT_LIMIT, client, code, delete, hold, output, program, text};
 
 support::tests![
+    wait_is_over_in_time_while_redis_is_silent,
     command_needs_no_dashes_unless_it_begins_with_one,
     word_after_the_dashes_is_no_name,
     default_server_that_is_unreachable_is_named_as_the_default,
@@ -34,8 +35,6 @@ support::tests![
     announced_address_is_replaced_by_an_option,
     top_in_a_pipe_prints_the_columns_that_its_help_lists
 ];
-
-support::roughly_timed![wait_is_over_in_time_while_redis_is_silent];
 
 #[track_caller]
 fn errors(url: &str, args: &[&str]) -> String {

@@ -12,19 +12,16 @@ use super::ends::full_pipe;
 use super::{PROGRAM, Program, WAIT_LIMIT, client, hold, program, state_of, wait_until_ended};
 
 support::tests![
+    signal_leaves_no_place_in_the_queue,
+    many_signals_delay_neither_the_next_one_nor_the_end,
+    signal_ends_the_wait_and_the_release_beside_a_hung_server,
+    signal_ends_a_query_beside_a_hung_server,
+    signal_ends_the_wait_while_standard_error_is_blocked,
     signal_ends_the_wait,
     signal_is_forwarded_to_the_whole_group,
     ignored_signal_stays_ignored,
     #[cfg(target_os = "linux")]
     command_is_suspended_with_the_program
-];
-
-support::roughly_timed![
-    signal_leaves_no_place_in_the_queue,
-    many_signals_delay_neither_the_next_one_nor_the_end,
-    signal_ends_the_wait_and_the_release_beside_a_hung_server,
-    signal_ends_a_query_beside_a_hung_server,
-    signal_ends_the_wait_while_standard_error_is_blocked
 ];
 
 support::timed![

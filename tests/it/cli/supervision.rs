@@ -14,16 +14,13 @@ use super::{
 };
 
 support::tests![
+    lock_is_released_at_once_if_the_group_leader_is_in_another_namespace,
+    signal_ends_process_1_beside_a_hung_server,
     killing_the_supervisor_ends_the_command,
     adopted_processes_are_reaped_while_the_command_runs,
     process_1_reaps_adopted_processes_with_foreground,
     supervisor_outlives_the_command_if_the_group_leader_is_in_another_namespace,
     program_runs_without_proc
-];
-
-support::roughly_timed![
-    lock_is_released_at_once_if_the_group_leader_is_in_another_namespace,
-    signal_ends_process_1_beside_a_hung_server
 ];
 
 fn killing_the_supervisor_ends_the_command() {

@@ -14,6 +14,7 @@ use support::{Proxy, Server, Terminal, Traffic, eventually, let_pass, ms};
 use super::{PROGRAM, Program, WAIT_LIMIT, client, hold, json, program, text};
 
 support::tests![
+    signal_ends_top_while_it_scans_or_redis_hangs,
     changes_of_holder_are_counted,
     longest_wait_is_shown,
     longest_wait_of_a_call_that_backs_off_is_shown,
@@ -22,8 +23,6 @@ support::tests![
     terminal_is_refreshed_in_place,
     scans_leave_the_server_its_time
 ];
-
-support::roughly_timed![signal_ends_top_while_it_scans_or_redis_hangs];
 
 fn changes_of_holder_are_counted() {
     let server = Server::start();

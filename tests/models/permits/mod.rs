@@ -1,4 +1,4 @@
-//! The permits of a semaphore. `tests/permits_model` describes the model.
+//! The permits of a semaphore. `tests/checks/permits_model` describes the model.
 
 mod client;
 mod server;

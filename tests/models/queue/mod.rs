@@ -1,4 +1,4 @@
-//! The queue of a lock. `tests/queue_model` describes the model.
+//! The queue of a lock. `tests/checks/queue_model` describes the model.
 
 mod client;
 mod faults;

@@ -1,4 +1,4 @@
-//! Fencing over a quorum. `tests/quorum_model` describes the model.
+//! Fencing over a quorum. `tests/checks/quorum_model` describes the model.
 
 mod promise;
 mod protocol;

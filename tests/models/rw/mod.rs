@@ -1,4 +1,4 @@
-//! The two keys of a read-write lock. `tests/rw_model` describes the model.
+//! The two keys of a read-write lock. `tests/checks/rw_model` describes the model.
 
 mod client;
 mod server;

@@ -319,7 +319,7 @@ fn no_key_of_a_renewed_and_handed_off_lease_outlives_its_release() {
 }
 
 /// This search takes minutes, so it runs only if `LEASEHOLD_LONG_MODELS` is set:
-/// `LEASEHOLD_LONG_MODELS=1 cargo test --release --test quorum_model long`.
+/// `LEASEHOLD_LONG_MODELS=1 cargo test --release --test checks long_search`.
 #[test]
 fn no_key_of_three_attempts_outlives_its_release_in_a_long_search() {
     if env::var_os("LEASEHOLD_LONG_MODELS").is_some() {

@@ -19,7 +19,7 @@
 //! * Fencing tokens: in some searches, a grant reserves a block of them for the threads of a
 //!   client, which hand the lock to each other.
 //! * Every script grants to places of every kind. In this model each reader holds the lock alone.
-//!   `tests/rw_model` searches readers that share it.
+//!   `tests/checks/rw_model` searches readers that share it.
 //! * Clients without the permissions that queues need try again when a release is announced.
 //! * A program without a queue takes the lock when it is free, and releases it with or without a
 //!   message. The key is deleted while a client holds the lock.
@@ -37,7 +37,7 @@
 //!
 //! Some searches take minutes and gigabytes of memory. They cover only the first states, unless
 //! `LEASEHOLD_LONG_MODELS` is set:
-//! `LEASEHOLD_LONG_MODELS=1 cargo test --test queue_model long -- --test-threads 1`.
+//! `LEASEHOLD_LONG_MODELS=1 cargo test --test checks long_search -- --test-threads 1`.
 
 mod others;
 mod tokens;

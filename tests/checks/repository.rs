@@ -8,12 +8,12 @@ use std::{env, fs};
 
 use support::{TempDir, in_repository, scripts};
 
-#[path = "../benches/diagrams/sequence.rs"]
+#[path = "../../benches/diagrams/sequence.rs"]
 mod sequence;
 
-#[path = "../benches/peers/results.rs"]
+#[path = "../../benches/peers/results.rs"]
 mod results;
-#[path = "../benches/peers/results/tests.rs"]
+#[path = "../../benches/peers/results/tests.rs"]
 mod results_tests;
 
 fn text(path: &str) -> String {
@@ -128,7 +128,7 @@ fn has_heading(page: &str, anchor: &str) -> bool {
         })
 }
 
-/// `tests/metrics.rs` asserts that the page lists exactly the metrics that a client reports.
+/// `tests/process/metrics.rs` asserts that the page lists exactly what a client reports.
 #[test]
 fn dashboard_and_alerts_use_exported_metrics_and_labels() {
     let guide = text("src/guide/observability.rs");

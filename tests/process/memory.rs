@@ -3,16 +3,11 @@
 
 use std::cell::{Cell, RefCell};
 use std::fs;
-use std::process::ExitCode;
 use std::thread;
 
 use crossbeam_channel::bounded;
 use leasehold::Client;
 use support::{Child, Server, eventually, let_pass, ms, own_threads, parameter, tell_parent};
-
-fn main() -> ExitCode {
-    support::run(&[TESTS], &[], &[], &[ROLES])
-}
 
 support::roles![
     many_names,
@@ -121,19 +116,19 @@ fn connections(server: &Server) -> usize {
 }
 
 fn five_thousand_more_names_add_nothing() {
-    names_add_nothing("many_names");
+    names_add_nothing("memory::many_names");
 }
 
 fn five_thousand_more_names_in_sets_add_nothing() {
-    names_add_nothing("many_sets");
+    names_add_nothing("memory::many_sets");
 }
 
 fn five_thousand_more_semaphores_add_nothing() {
-    names_add_nothing("many_semaphores");
+    names_add_nothing("memory::many_semaphores");
 }
 
 fn more_read_write_locks_add_nothing() {
-    names_add_nothing("many_rw_locks");
+    names_add_nothing("memory::many_rw_locks");
 }
 
 fn names_add_nothing(role: &str) {
@@ -217,16 +212,16 @@ fn in_contended_lots(use_name: impl Fn(&Client, &str)) {
 }
 
 fn contended_names_add_nothing_once_released() {
-    contention_adds_nothing("contended_names", CONTENDED - 1);
+    contention_adds_nothing("memory::contended_names", CONTENDED - 1);
 }
 
 fn contended_semaphores_add_nothing_once_released() {
     // All waiters of a client for permits share one channel. The client's subscriber has another.
-    contention_adds_nothing("contended_semaphores", 2);
+    contention_adds_nothing("memory::contended_semaphores", 2);
 }
 
 fn contended_read_write_locks_add_nothing_once_released() {
-    contention_adds_nothing("contended_rw_locks", CONTENDED - 1);
+    contention_adds_nothing("memory::contended_rw_locks", CONTENDED - 1);
 }
 
 /// A client keeps a limited number of unused subscriptions: at most `channels`.
@@ -317,7 +312,7 @@ fn without_recorder(mut threads: Vec<String>) -> Vec<String> {
 
 fn threads_start_when_needed_and_never_per_lock() {
     let server = Server::start();
-    let child = Child::spawn("threads", &[("URL", &server.url())]);
+    let child = Child::spawn("memory::threads", &[("URL", &server.url())]);
     child.wait().succeeded();
 }
 

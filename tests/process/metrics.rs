@@ -1,6 +1,5 @@
 //! Promise: with the feature `metrics`, a client's statistics reach the program's recorder under
 //! the documented names.
-#![cfg(feature = "metrics")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -12,6 +11,8 @@ use metrics::{
 };
 use parking_lot::Mutex;
 use support::{Cluster, ClusterSetup, Proxy, Server, eventually, ms, thread_count};
+
+support::own_process![basic_metrics_reach_the_recorder,];
 
 /// A recorder that keeps all values by name and labels.
 #[derive(Clone, Default)]
@@ -95,7 +96,6 @@ impl TestRecorder {
 }
 
 // One test only: the recorder is global to the process.
-#[test]
 fn basic_metrics_reach_the_recorder() {
     let recorder = TestRecorder::default();
     metrics::set_global_recorder(recorder.clone())
@@ -203,7 +203,7 @@ fn assert_no_lag_without_a_lease(recorder: &TestRecorder, server: &Server) {
 }
 
 fn assert_every_name_is_documented(recorder: &TestRecorder) {
-    let documentation = include_str!("../src/guide/observability.rs");
+    let documentation = include_str!("../../src/guide/observability.rs");
     let names = documentation
         .lines()
         .filter_map(|line| line.strip_prefix("//! | `leasehold_")?.split('`').next())

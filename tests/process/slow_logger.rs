@@ -7,6 +7,12 @@ use std::time::Duration;
 use leasehold::{Client, Lost};
 use support::{Server, eventually, ms};
 
+support::own_process![
+    leases_are_renewed_while_the_logger_is_slow,
+    losses_are_told_while_the_logger_is_slow,
+    leases_outlast_an_outage_while_the_logger_is_slow,
+];
+
 const PATIENCE: Duration = ms(20_000);
 
 /// Several times longer than a lease lasts without a renewal.
@@ -82,7 +88,6 @@ fn client(server: &Server) -> Client {
 }
 
 /// Counters are exported after two seconds, each renewal is logged.
-#[test]
 fn leases_are_renewed_while_the_logger_is_slow() {
     let server = Server::start();
     let client = client(&server);
@@ -92,7 +97,6 @@ fn leases_are_renewed_while_the_logger_is_slow() {
     guard.ensure_held().unwrap();
 }
 
-#[test]
 fn losses_are_told_while_the_logger_is_slow() {
     let server = Server::start();
     let client = client(&server);
@@ -106,7 +110,6 @@ fn losses_are_told_while_the_logger_is_slow() {
 }
 
 /// The dialers log each failure, and the subscriber each connection.
-#[test]
 fn leases_outlast_an_outage_while_the_logger_is_slow() {
     let mut server = Server::start();
     let client = client(&server);

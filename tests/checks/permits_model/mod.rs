@@ -16,7 +16,7 @@
 //!   client has refreshed or renewed: a tick is an interval between refreshes. These runs measure
 //!   how long a permit is unused.
 //!
-//! Grants that pass over places are searched in `tests/queue_model`. Not in the model: tokens, the
+//! Grants that pass over places are searched in `queue_model`. Not in the model: tokens, the
 //! deletion of keys, a server that loses data. Change the protocol here before changing the
 //! scripts.
 
@@ -159,7 +159,7 @@ fn permits_are_counted_although_a_command_runs_twice() {
 }
 
 /// A writer wants all. The whole search takes a minute: `LEASEHOLD_LONG_MODELS=1 cargo test --test
-/// permits_model long`.
+/// checks long_search`.
 #[test]
 fn readers_and_a_writer_are_counted_although_a_command_runs_twice_in_a_long_search() {
     let rules = Rules {

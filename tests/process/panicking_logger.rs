@@ -9,6 +9,13 @@ use std::time::Duration;
 use leasehold::{Client, ClientBuilder, Error, Lost};
 use support::{Server, eventually, ms};
 
+support::own_process![
+    lease_is_renewed_after_its_renewal_was_logged,
+    granted_lock_returns_its_guard,
+    waiter_gets_its_guard,
+    loss_is_reported,
+];
+
 const PATIENCE: Duration = ms(20_000);
 
 const COMMAND_TIMEOUT: Duration = ms(250);
@@ -63,7 +70,6 @@ fn client(server: &Server) -> Client {
     builder(server).build().unwrap()
 }
 
-#[test]
 fn lease_is_renewed_after_its_renewal_was_logged() {
     let server = Server::start();
     let client = client(&server);
@@ -81,7 +87,6 @@ fn lease_is_renewed_after_its_renewal_was_logged() {
     guard.unlock().unwrap();
 }
 
-#[test]
 fn granted_lock_returns_its_guard() {
     let server = Server::start();
     let client = client(&server);
@@ -95,7 +100,6 @@ fn granted_lock_returns_its_guard() {
     assert_eq!((server.get("lock:a"), server.get("lock:b")), (None, None));
 }
 
-#[test]
 fn waiter_gets_its_guard() {
     let server = Server::start();
     let clients = [client(&server), client(&server)];
@@ -121,7 +125,6 @@ fn waiter_gets_its_guard() {
     assert_eq!(server.get("lock:a"), None);
 }
 
-#[test]
 fn loss_is_reported() {
     let server = Server::start();
     let client = client(&server);

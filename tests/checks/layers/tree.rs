@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use crate::source::{
+use super::source::{
     Use, inline_paths, modules_with_a_path, tokens, uses, without_comments, without_tests,
 };
 

@@ -13,12 +13,12 @@
 //! * Time: ticks of one clock. Validity starts when a command is sent, a ttl when it runs; both end
 //!   with the same tick.
 //!
-//! Not in the model: the queue, which `tests/queue_model` searches, and a server that loses data.
+//! Not in the model: the queue, which `queue_model` searches, and a server that loses data.
 //! Change the protocol here before changing the scripts.
 //!
 //! Some searches take minutes and gigabytes of memory. They cover only the first states, unless
 //! `LEASEHOLD_LONG_MODELS` is set:
-//! `LEASEHOLD_LONG_MODELS=1 cargo test --test rw_model long -- --test-threads 1`.
+//! `LEASEHOLD_LONG_MODELS=1 cargo test --test checks long_search -- --test-threads 1`.
 
 use models::assert_found;
 use models::rw::Wants::{Read, Write};

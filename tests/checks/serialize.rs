@@ -1,6 +1,5 @@
 //! Promise: with the feature `serde`, tokens, names, holders and statistics have a fixed form,
 //! which contains no id with which a lock can be released.
-#![cfg(feature = "serde")]
 
 use std::fmt::Debug;
 
