@@ -216,10 +216,12 @@ package:
 	echo "$$output"; \
 	case $$output in *warning:*) exit 1 ;; esac
 
+# Builds the examples in one call, then runs each.
 examples: servers
+	$(CARGO) build --all-features $(EXAMPLES:%=--example %)
 	@set -e; for example in $(EXAMPLES); do \
 		echo "example $$example"; \
-		$(WITH_SERVER) $(CARGO) run --all-features --example $$example; \
+		$(WITH_SERVER) $(CARGO) run --quiet --all-features --example $$example; \
 	done
 
 # Checks licences, sources and forbidden crates with cargo-deny, if it is installed. It is not
