@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
+use crate::kernel::bounds::{Bound, at_most};
 use crate::kernel::command::{Command, What};
 use crate::kernel::engine::ServerNo;
 use crate::kernel::fault::Fault;
 use crate::kernel::groups::{GroupNo, joins_after, pause, pause_unanswered};
 use crate::kernel::mutant::{Mutant, is_on};
-use crate::kernel::pending::{News, PendingReleases, name_of};
+use crate::kernel::pending::{News, PendingReleases, name_of, note_answered};
 use crate::kernel::undo::{PendingRelease, Proof};
 use crate::protocol::answer::{Answer, Undone};
 use crate::protocol::primitive::Primitive;
@@ -49,7 +50,8 @@ impl PendingReleases {
         };
         let order = order.into_iter().flatten();
         let serials = order.take_while(|(due, serial)| joins(*due, serial));
-        serials.map(|(_, serial)| *serial).take(MOST_IDS).collect()
+        let serials = serials.map(|(_, serial)| *serial);
+        serials.take(at_most(Bound::Ids, MOST_IDS)).collect()
     }
 
     pub(super) fn take(
@@ -124,16 +126,15 @@ impl PendingReleases {
             let Some(pending) = self.pending.get_mut(serial) else {
                 continue;
             };
-            if !std::mem::replace(&mut pending.was_answered, true) {
+            let is_first = !std::mem::replace(&mut pending.was_answered, true);
+            if is_first {
                 let release = &pending.release;
                 self.awaited -= usize::from(pending.is_awaited);
-                if let Some(counts) = self.counts.get_mut(&name_of(release)) {
-                    counts.unanswered -= 1;
-                }
                 if release.counts.is_some() {
                     let was_released = was_removed || pending.may_have_run;
                     self.counting.count(&release.id, was_released);
                 }
+                note_answered(&mut self.unanswered, &name_of(release));
             }
             let news = pending.news.take().filter(|_| !was_removed);
             if news.is_some() || has_moved {
@@ -152,7 +153,7 @@ impl PendingReleases {
                     ..pending.release.clone()
                 };
                 self.ended.note(recent.server, &recent.id, now);
-                self.ended.note_recent(recent);
+                self.ended.note_recent(recent, now);
                 self.remove(*serial);
             } else {
                 let pause = pause(pending.began.until(pending.tried));

@@ -148,10 +148,6 @@ impl LockEntry {
                 self.end_of_set(n, cx);
                 continue;
             }
-            if cx.kernel.pending.lock().is_full(&self.name) {
-                self.due_after_failure(n, cx);
-                continue;
-            }
             let (command, asked) = self.send(n, Sender::Engine, None, cx);
             out.push((command, Purpose::Ask(asked)));
         }

@@ -5,11 +5,17 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
+use crate::kernel::bounds::{Bound, at_most};
 use crate::kernel::engine::ServerNo;
 use crate::kernel::undo::PendingRelease;
 
-/// The most recent releases that are kept: enough for the seconds in which two servers are masters.
-const MOST_RECENT: usize = 4096;
+/// The most releases that are repeated after a failover. Beyond that, the oldest are forgotten: at
+/// a master that has not run one, its key stays for its ttl.
+const MOST_RECENT: usize = 65_536;
+
+/// Only as many are repeated that are older than a command timeout: a new master must not run those
+/// of a whole ttl, of each client, before anything else.
+const MOST_RECENT_OLD: usize = 4096;
 
 /// How many ended releases are remembered, and for how long: replies to commands that were sent
 /// before are read by then.
@@ -19,10 +25,11 @@ const ENDED_FOR: Duration = Duration::from_secs(10);
 /// The last releases that have ended.
 #[derive(Debug, Default)]
 pub(super) struct Ended {
-    /// A replica may become the master.
-    pub(super) keeps_recent: bool,
-    /// Recent releases that were answered, to be repeated if another server becomes the master.
-    pub(super) recent: VecDeque<PendingRelease>,
+    /// For how long recent releases are kept at least; `None` if no replica may become the master.
+    pub(super) keeps_recent: Option<Duration>,
+    /// Recent releases that were answered, and when, to be repeated if another server becomes the
+    /// master.
+    pub(super) recent: VecDeque<(Instant, PendingRelease)>,
     /// Releases that have ended, and when: a reply that was sent before may still name their ids.
     ended: VecDeque<(Instant, ServerNo, HolderId)>,
 }
@@ -31,7 +38,7 @@ impl Ended {
     pub(super) fn note(&mut self, server: ServerNo, id: &HolderId, now: Instant) {
         let old = now.before(ENDED_FOR);
         while let Some((at, ..)) = self.ended.front()
-            && (*at < old || self.ended.len() >= MOST_ENDED)
+            && (*at < old || self.ended.len() >= at_most(Bound::Ended, MOST_ENDED))
         {
             self.ended.pop_front();
         }
@@ -39,12 +46,16 @@ impl Ended {
     }
 
     /// Keeps a release that was answered: a replica that becomes the master may not have it.
-    pub(super) fn note_recent(&mut self, release: PendingRelease) {
-        if !self.keeps_recent {
+    pub(super) fn note_recent(&mut self, release: PendingRelease, now: Instant) {
+        let Some(kept_for) = self.keeps_recent else {
             return;
-        }
-        self.recent.push_back(release);
-        if self.recent.len() > MOST_RECENT {
+        };
+        self.recent.push_back((now, release));
+        let old = now.before(kept_for);
+        while let Some((at, _)) = self.recent.front()
+            && (self.recent.len() > at_most(Bound::Recent, MOST_RECENT)
+                || self.recent.len() > MOST_RECENT_OLD && *at < old)
+        {
             self.recent.pop_front();
         }
     }

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
+use crate::kernel::bounds::{Bound, at_most};
 use crate::kernel::context::Context;
 use crate::kernel::engine::ServerNo;
 use crate::kernel::held::HeldLease;
@@ -203,7 +204,7 @@ impl LockEntry {
         let is_enough = servers.count_ones() as usize >= needed;
         if !is_enough {
             // Some never come: those of minorities, and of the servers that announce late.
-            self.heard.truncate(MOST_HEARD - 1);
+            self.heard.truncate(at_most(Bound::Heard, MOST_HEARD) - 1);
             self.heard.insert(0, (release.into(), servers));
         }
         is_enough

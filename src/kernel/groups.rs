@@ -40,6 +40,8 @@ pub(super) struct Group {
     pub(super) order: BTreeSet<(Instant, u64)>,
     /// How many releases it has, those in flight included.
     size: usize,
+    /// Those of them whose acquiring commands may still run.
+    may_run: BTreeSet<u64>,
     /// When the newest release was added.
     newest: Instant,
     /// When the last command was sent.
@@ -106,6 +108,7 @@ impl Groups {
             lock: Arc::clone(lock),
             order: BTreeSet::new(),
             size: 0,
+            may_run: BTreeSet::new(),
             newest: now,
             last: None,
             next: now,
@@ -118,10 +121,28 @@ impl Groups {
     }
 
     /// A release of the group has ended. It is in no order.
-    pub(super) fn remove(&mut self, no: GroupNo) {
+    pub(super) fn remove(&mut self, no: GroupNo, serial: u64) {
         if let Some(group) = self.groups.get_mut(&no) {
             group.size -= 1;
+            group.may_run.remove(&serial);
         }
+    }
+
+    /// Records whether the acquiring command of a release may still run. Returns the oldest such
+    /// release of the group if they are more than `most`.
+    pub(super) fn note_may_run(
+        &mut self,
+        no: GroupNo,
+        serial: u64,
+        may_run: bool,
+        most: usize,
+    ) -> Option<u64> {
+        let of = &mut self.groups.get_mut(&no)?.may_run;
+        match may_run {
+            true => of.insert(serial),
+            false => of.remove(&serial),
+        };
+        of.first().copied().filter(|_| of.len() > most)
     }
 
     /// Moves a release within the order of its group; `None` while it is in flight.

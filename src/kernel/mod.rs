@@ -15,6 +15,7 @@
 
 pub(crate) mod answers;
 pub(crate) mod batch;
+pub(crate) mod bounds;
 pub(crate) mod call;
 pub(crate) mod command;
 pub(crate) mod context;
@@ -115,7 +116,9 @@ impl Kernel {
     pub(crate) fn new(limits: Limits, owner: &str) -> Self {
         Self {
             table: LockTable::default(),
-            pending: Mutex::new(PendingReleases::new(limits.may_fail_over)),
+            pending: Mutex::new(PendingReleases::new(
+                limits.may_fail_over.then_some(limits.command_timeout),
+            )),
             schedule: Mutex::default(),
             owner: owner.into(),
             tokens: Tokens::default(),

@@ -9,11 +9,13 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::kernel::RUNS_WITHIN;
 use crate::kernel::batch::Batch;
+use crate::kernel::bounds::{Bound, at_most};
 use crate::kernel::command::Command;
 use crate::kernel::ended::{Counting, Ended, Tally};
 use crate::kernel::engine::ServerNo;
@@ -25,9 +27,9 @@ use crate::kernel::votes::Majority;
 use crate::name::{Name, NameTable};
 use crate::protocol::primitive::Primitive;
 
-/// The most ids of one name that may still be acquired. Beyond that, the engine does not ask for
-/// the name; a call's own first command is sent.
-const MOST_KEY_SEEN: usize = 1000;
+/// The most releases of one lock at one server whose acquiring commands may still run. Beyond that,
+/// the oldest is forgotten: if its command runs after all, what it takes stays for its ttl.
+const MOST_KEY_SEEN: usize = 16_384;
 
 /// The pending releases, in groups of one lock each. Adding, taking and ending one costs O(log n).
 #[derive(Debug, Default)]
@@ -36,7 +38,8 @@ pub(crate) struct PendingReleases {
     pub(super) groups: Groups,
     /// The releases of each id: several over a quorum, and for a set.
     ids: HashMap<HolderId, Vec<u64>>,
-    pub(super) counts: NameTable<Counts>,
+    /// The releases of a name, or of a set of names, that no reply has answered yet.
+    pub(super) unanswered: NameTable<usize>,
     /// When each release ends.
     ends: BTreeSet<(Instant, u64)>,
     serial: u64,
@@ -48,14 +51,9 @@ pub(crate) struct PendingReleases {
     /// When the client last learnt that another server is the master.
     moved_at: Option<Instant>,
     pub(super) ended: Ended,
-}
-
-/// The pending releases of a name, or of a set of names.
-#[derive(Debug, Default)]
-pub(super) struct Counts {
-    /// Releases that no reply has answered yet.
-    pub(super) unanswered: usize,
-    key_seen: usize,
+    /// The ids of the releases that were too many.
+    #[cfg(sim)]
+    pub(super) forgotten: std::collections::HashSet<HolderId>,
 }
 
 #[derive(Debug)]
@@ -85,7 +83,7 @@ pub(super) enum News {
 }
 
 impl PendingReleases {
-    pub(crate) fn new(keeps_recent: bool) -> Self {
+    pub(crate) fn new(keeps_recent: Option<Duration>) -> Self {
         let mut pending = Self::default();
         pending.ended.keeps_recent = keeps_recent;
         pending
@@ -136,16 +134,7 @@ impl PendingReleases {
 
     /// Returns whether a release of the name has no answer yet.
     pub(crate) fn has_unanswered(&self, name: &Name) -> bool {
-        self.counts
-            .get(name)
-            .is_some_and(|counts| counts.unanswered > 0)
-    }
-
-    /// Returns whether so many ids of the name may still be acquired that nobody may ask for it.
-    pub(crate) fn is_full(&self, name: &Name) -> bool {
-        self.counts
-            .get(name)
-            .is_some_and(|counts| counts.key_seen >= MOST_KEY_SEEN)
+        self.unanswered.contains_key(name)
     }
 
     #[cfg(sim)]
@@ -226,9 +215,7 @@ impl PendingReleases {
         self.serial += 1;
         let serial = self.serial;
         let group = (self.groups).add(serial, release.server, &release.lock, now);
-        let counts = self.counts.entry(name_of(&release)).or_default();
-        counts.unanswered += 1;
-        counts.key_seen += usize::from(release.ends_by == Proof::KeySeen);
+        *self.unanswered.entry(name_of(&release)).or_default() += 1;
         if let Some(needed) = release.counts {
             self.counting.add(&release.id, needed);
         }
@@ -250,6 +237,26 @@ impl PendingReleases {
                 news: None,
             },
         );
+        self.bound(serial);
+    }
+
+    /// Counts a release whose acquiring command may still run, or counts it no more. Forgets the
+    /// oldest one of its lock at its server if those are too many: on a server that hangs, they are
+    /// those of a minority, and none of them counts elsewhere.
+    fn bound(&mut self, serial: u64) {
+        let Some(pending) = self.pending.get(&serial) else {
+            return;
+        };
+        let (group, release) = (pending.group, &pending.release);
+        // A shutdown waits for those that it counts.
+        let may_run = release.ends_by == Proof::KeySeen && release.counts.is_none();
+        let most = at_most(Bound::KeySeen, MOST_KEY_SEEN);
+        if let Some(oldest) = self.groups.note_may_run(group, serial, may_run, most) {
+            #[cfg(sim)]
+            (self.forgotten).extend(self.pending.get(&oldest).map(|it| it.release.id.clone()));
+            self.remove(oldest);
+            self.groups.plan(group);
+        }
     }
 
     fn prolong(&mut self, serial: u64, until: Instant) {
@@ -320,21 +327,15 @@ impl PendingReleases {
 
     /// Changes what ends a release: its acquiring command has certainly ended, or may still run.
     pub(super) fn needs(&mut self, serial: u64, proof: Proof) {
-        let pending = self.pending.get_mut(&serial);
-        if let Some(pending) = pending.filter(|it| it.release.ends_by != proof)
-            && let Some(counts) = self.counts.get_mut(&name_of(&pending.release))
-        {
+        if let Some(pending) = self.pending.get_mut(&serial) {
             pending.release.ends_by = proof;
-            match proof {
-                Proof::KeySeen => counts.key_seen += 1,
-                Proof::AnyAnswer => counts.key_seen -= 1,
-            }
+            self.bound(serial);
         }
     }
 
     /// Keeps a release that was answered.
-    pub(super) fn note_recent(&mut self, release: PendingRelease) {
-        self.ended.note_recent(release);
+    pub(super) fn note_recent(&mut self, release: PendingRelease, now: Instant) {
+        self.ended.note_recent(release, now);
     }
 
     /// Returns whether what was sent at that time may have run at a server that was the master.
@@ -349,9 +350,9 @@ impl PendingReleases {
         now: Instant,
     ) {
         self.moved_at = Some(now);
-        for release in std::mem::take(&mut self.ended.recent) {
+        for (at, release) in std::mem::take(&mut self.ended.recent) {
             if !is_moved(&*release.lock) {
-                self.ended.recent.push_back(release);
+                self.ended.recent.push_back((at, release));
             } else if release.until > now {
                 self.push(release, now);
             }
@@ -424,14 +425,9 @@ impl PendingReleases {
                 self.ids.remove(&pending.release.id);
             }
         }
-        self.groups.remove(pending.group);
-        let name = name_of(&pending.release);
-        if let Some(counts) = self.counts.get_mut(&name) {
-            counts.unanswered -= usize::from(!pending.was_answered);
-            counts.key_seen -= usize::from(pending.release.ends_by == Proof::KeySeen);
-            if counts.unanswered == 0 && counts.key_seen == 0 {
-                self.counts.remove(&name);
-            }
+        self.groups.remove(pending.group, serial);
+        if !pending.was_answered {
+            note_answered(&mut self.unanswered, &name_of(&pending.release));
         }
     }
 }
@@ -442,6 +438,16 @@ impl Pending {
         match self.due {
             Some(due) => self.tried == self.began || due < self.release.until,
             None => self.tried.after(RUNS_WITHIN) < now,
+        }
+    }
+}
+
+/// A release of the name has its first answer, or needs none.
+pub(super) fn note_answered(unanswered: &mut NameTable<usize>, name: &Name) {
+    if let Some(count) = unanswered.get_mut(name) {
+        *count -= 1;
+        if *count == 0 {
+            unanswered.remove(name);
         }
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::error::Cause;
 use crate::kernel::Kernel;
+use crate::kernel::bounds::{Bound, at_most};
 use crate::kernel::context::Context;
 use crate::kernel::effects::Effects;
 use crate::kernel::engine::ServerNo;
@@ -21,7 +22,7 @@ use crate::protocol::refusal::RefusedName;
 use crate::wait_policy::Backoff;
 
 /// The most tokens that a request proposes, one after the other.
-const MOST_PROPOSALS: u32 = 8;
+const MOST_PROPOSALS: usize = 8;
 
 /// The pause after a split vote: long enough for one of several calls to finish before the next
 /// ones try.
@@ -102,7 +103,7 @@ impl LockEntry {
         if is_on(Mutant::TooLowIsRefused) {
             return self.due_after_refusal(n, None, cx);
         }
-        if rounds.too_low < MOST_PROPOSALS {
+        if rounds.too_low < at_most(Bound::Proposals, MOST_PROPOSALS) {
             self.last.answered(sent, cx.now);
             return self.set_due(n, cx.now);
         }

@@ -78,7 +78,7 @@ pub(crate) struct Rounds {
     /// The highest counter of a server that found the last token too low.
     pub(crate) above: u64,
     /// How many proposals in a row were too low.
-    pub(crate) too_low: u32,
+    pub(crate) too_low: usize,
     /// Split votes in a row, and when the first of them was sent.
     pub(crate) splits: u32,
     pub(crate) split_since: Option<Instant>,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::clock::Instant;
 use crate::kernel::Kernel;
+use crate::kernel::bounds::{Bound, at_most};
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::RENEWAL_WINDOW;
 use crate::kernel::mutant::{Mutant, is_on};
@@ -112,7 +113,8 @@ impl Schedule {
             let soon = now.after(RENEWAL_WINDOW);
             let due = self.due.range(..(soon, ItemKey::Lease(0)));
             let leases = due.filter(|(_, item)| matches!(item, Item::Lease(_)));
-            let keys = leases.map(|(key, _)| key.clone()).take(MOST_TOGETHER);
+            let keys = leases.map(|(key, _)| key.clone());
+            let keys = keys.take(at_most(Bound::Together, MOST_TOGETHER));
             let keys: Vec<(Instant, ItemKey)> = keys.collect();
             for key in keys {
                 self.at.remove(&key.1);

@@ -169,7 +169,7 @@ impl Context<'_> {
                 drop(pending);
                 self.pend(release);
             } else {
-                pending.note_recent(release);
+                pending.note_recent(release, self.now);
             }
         }
     }

@@ -8,7 +8,8 @@ support::tests![
     three_names_of_one_server_are_refused,
     two_names_of_one_server_among_three_are_refused,
     names_that_become_one_server_are_refused_later,
-    key_of_a_refused_call_is_released
+    key_of_a_refused_call_is_released,
+    hung_server_of_three_stops_no_name
 ];
 
 fn builder(servers: &[&Proxy]) -> ClientBuilder {
@@ -106,6 +107,38 @@ fn key_of_a_refused_call_is_released() {
                 .unwrap()
         };
         eventually(ms(5_000), || !exists());
+    }
+}
+
+/// Each pair leaves an id at the hung server, whose command may run later: nobody asked for a
+/// name with more than 1,000 of them until their time was over.
+fn hung_server_of_three_stops_no_name() {
+    let servers = [(); 3].map(|()| Server::start());
+    let proxies = [0, 1, 2].map(|n| Proxy::new(&servers[n]));
+    let client = Client::builder()
+        .quorum(proxies.iter().map(Proxy::url))
+        .command_timeout(ms(30_000))
+        .build()
+        .unwrap();
+    let mutex = client.mutex("a");
+    let pair = || {
+        let guard = mutex.try_lock_for(ms(5_000)).unwrap();
+        guard.expect("free").unlock().unwrap();
+    };
+    for _ in 0..10 {
+        pair();
+    }
+    servers[2].pause();
+    for _ in 0..1_200 {
+        pair();
+    }
+    proxies[2].cut();
+    for _ in 0..100 {
+        pair();
+    }
+    servers[2].resume();
+    for _ in 0..100 {
+        pair();
     }
 }
 

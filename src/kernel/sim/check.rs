@@ -11,6 +11,7 @@ use super::server::{Data, MS, Time, client_of, key_of};
 use super::world::{Checked, World};
 use crate::clock::Instant;
 use crate::kernel::Kernel;
+use crate::kernel::bounds::Bound;
 use crate::kernel::call::Call;
 use crate::kernel::effects::Effects;
 use crate::kernel::entry::LockEntry;
@@ -39,6 +40,16 @@ impl Registered {
         };
         is_over && self.lease.since().is_some()
     }
+}
+
+/// Returns the names that guards of a client hold, or that it is releasing.
+pub(super) fn held_names(kernel: &Kernel, names: &BTreeSet<Name>) -> BTreeSet<Name> {
+    let mut held = BTreeSet::new();
+    each_entry(kernel, names, |entry| {
+        let leases = entry.held.iter().filter(|_| entry.lingers_until.is_none());
+        held.extend(leases.flat_map(|it| it.lease.lock.names.iter().cloned()));
+    });
+    held
 }
 
 /// Runs `act` on each entry of a kernel.
@@ -130,6 +141,11 @@ impl World {
         for told in &fx.lost {
             let text = format!("c{client} is told {told:?}");
             self.say(|| text);
+        }
+        let held = held_names(&self.clients[client].kernel, &self.names);
+        let before = std::mem::replace(&mut self.clients[client].held, held.clone());
+        for name in before.difference(&held) {
+            self.note_own_name(client, name);
         }
         self.check_table(client)
     }
@@ -279,11 +295,19 @@ impl World {
                 continue;
             };
             let is_excused = self.ran_twice.contains(&id) || self.outlasts.contains(&id);
+            let is_excused = is_excused || self.has_forgotten(client, &id);
             if !is_excused && !self.is_known(client, &id) {
                 return Err(self.violation("P7", format!("nobody of c{client} knows {id}")));
             }
         }
         Ok(())
+    }
+
+    /// Returns whether a client has forgotten an id because it knew too many: it may be left for
+    /// one ttl.
+    fn has_forgotten(&self, client: usize, id: &str) -> bool {
+        let is_low = self.plan.low == Some(Bound::KeySeen);
+        is_low && (self.clients[client].kernel.pending.lock()).has_forgotten(id)
     }
 
     fn is_known(&self, client: usize, id: &str) -> bool {

@@ -6,6 +6,7 @@ use std::fmt;
 use std::str::{FromStr, Split};
 
 use super::plan::{Actor, Family, Fault, Kind, LinkFault, Plan, ServerFault, Why};
+use crate::kernel::bounds::bound_of;
 
 /// Why a text is no plan.
 #[derive(Debug)]
@@ -16,6 +17,9 @@ impl fmt::Display for Plan {
         let list = |items: Vec<String>| items.join(",");
         let kinds = list(self.kinds.iter().map(word).collect());
         let drifts = list(self.drifts.iter().map(i64::to_string).collect());
+        let low = self
+            .low
+            .map_or_else(String::new, |low| format!(" low={low:?}"));
         let faults = self.faults.iter();
         let faults = list(
             faults
@@ -25,7 +29,7 @@ impl fmt::Display for Plan {
         write!(
             f,
             "seed={} family={:?} servers={} clients={} threads={} ops={} names={} kinds={kinds} ttl={} \
-             handoffs={} backoff={} linger={} drifts={drifts} faults={faults}",
+             handoffs={} backoff={} linger={} drifts={drifts}{low} faults={faults}",
             self.seed,
             self.family,
             self.servers,
@@ -67,6 +71,7 @@ impl FromStr for Plan {
         };
         let family = text_of("family")?;
         let is_it = |it: &Family| format!("{it:?}") == family;
+        let low = |text| bound_of(text).ok_or_else(|| malformed(text));
         let faults = items("faults")?.map(|item| {
             let (at, fault) = item.split_once(':').ok_or_else(|| malformed(item))?;
             Ok((number(at)?, Words(fault.split('.')).fault()?))
@@ -91,6 +96,7 @@ impl FromStr for Plan {
             linger: text_of("linger").map_or(Ok(0), number)?,
             drifts: items("drifts")?.map(number).collect::<Result<_, _>>()?,
             faults: faults.collect::<Result<_, Malformed>>()?,
+            low: text_of("low").ok().map(low).transpose()?,
         })
     }
 }

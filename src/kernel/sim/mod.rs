@@ -17,6 +17,7 @@ use plan::{Family, Plan, plan};
 use world::{Checked, Report, Violation, World};
 
 use crate::clock::Instant;
+use crate::kernel::bounds::{bound_of, lower};
 use crate::kernel::mutant::{Mutant, switch_on};
 use crate::random;
 
@@ -28,6 +29,7 @@ struct Failure {
 
 fn run(plan: &Plan, is_traced: bool) -> Result<Report, Box<Failure>> {
     random::seed(Some(plan.seed));
+    lower(plan.low);
     let (end, report, log) = if plan.family == Family::Quorum {
         let mut world = quorum::World::new(plan.clone(), is_traced);
         (checked(|| world.run()), world.report, world.log)
@@ -36,6 +38,7 @@ fn run(plan: &Plan, is_traced: bool) -> Result<Report, Box<Failure>> {
         (checked(|| world.run()), world.report, world.log)
     };
     random::seed(None);
+    lower(None);
     match end {
         Ok(()) => Ok(report),
         Err(violation) => Err(Box::new(Failure {
@@ -106,6 +109,7 @@ fn smaller_plans(plan: &Plan) -> Vec<Plan> {
     with(&|it| it.handoffs = 0);
     with(&|it| it.backoff = 0);
     with(&|it| it.linger /= 2);
+    with(&|it| it.low = None);
     with(&|it| it.drifts.fill(0));
     for n in 0..plan.kinds.len() {
         with(&|it| {
@@ -182,7 +186,8 @@ fn fixed_list(family: Family) -> impl Iterator<Item = Plan> {
 
 /// Runs the fixed list of a family, or `SIM_SEEDS` seeds from `SIM_FIRST` or 0 on. With
 /// `SIM_SECONDS`, which all families share, as many new seeds as there is time for. With
-/// `SIM_PLAN`, that plan alone. The kernel makes the mistake `SIM_MUTANT`, if there is one.
+/// `SIM_PLAN`, that plan alone. The kernel makes the mistake `SIM_MUTANT`, and has a lower bound
+/// `SIM_LOW`, if there is one.
 ///
 /// # Panics
 ///
@@ -215,9 +220,12 @@ fn run_family(family: Family) {
             Box::new(seeds.map(move |seed| plan(family, seed)))
         }
     };
+    let low = std::env::var("SIM_LOW").ok();
+    let low = low.map(|name| bound_of(&name).expect("SIM_LOW is a bound"));
     let mut sum = Report::default();
     let mut count = 0;
-    for plan in plans {
+    for mut plan in plans {
+        plan.low = low.or(plan.low);
         match run(&plan, false) {
             Ok(report) => sum.add(&report),
             Err(failure) => report_failure(&plan, &failure),

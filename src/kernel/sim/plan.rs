@@ -1,6 +1,7 @@
 //! Plans of simulated runs: what the clients do, and which faults happen when.
 
 use super::server::{MS, Time};
+use crate::kernel::bounds::Bound;
 
 /// A generator of random numbers: SplitMix64.
 #[derive(Clone, Debug)]
@@ -199,6 +200,8 @@ pub(super) struct Plan {
     /// By how much the clock of each client is too fast, in millionths; too slow if negative.
     pub(super) drifts: Vec<i64>,
     pub(super) faults: Vec<(Time, Fault)>,
+    /// The bound of the kernel that is lowered.
+    pub(super) low: Option<Bound>,
 }
 
 impl Plan {
@@ -257,6 +260,13 @@ impl Plan {
             (false, _) => 1_300 * MS,
         }
     }
+}
+
+/// Returns the bound that the plan of a seed lowers: three plans of ten have one.
+pub(super) fn low_bound(seed: u64) -> Option<Bound> {
+    let mut rng = Rng(seed ^ 0x6c6f_7765_72);
+    let bound = Bound::ALL[rng.below(Bound::ALL.len() as u64) as usize];
+    rng.chance(300).then_some(bound)
 }
 
 /// Returns the plan of a seed.
@@ -343,6 +353,7 @@ pub(super) fn plan(family: Family, seed: u64) -> Plan {
             .map(|_| rng.below(10_001) as i64 - 5_000)
             .collect(),
         faults: Vec::new(),
+        low: low_bound(seed),
     };
     if family == Family::Linger {
         plan.linger = rng.range(MS, plan.ttl / 3);

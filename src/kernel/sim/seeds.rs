@@ -376,3 +376,21 @@ fn a_call_is_not_refused_by_its_own_command() {
          1705147:StopNext.2.Engine.983732",
     );
 }
+
+/// A lease of its client refused it, whose release then got no reply: for a second, that refusal
+/// counts like another holder's.
+#[test]
+fn a_set_that_a_lease_of_its_client_has_refused_within_a_second_is_refused() {
+    assert_keeps(
+        "seed=137543409230 family=Sets servers=1 clients=2 threads=3 ops=15 names=3 \
+         kinds=SlotSet.false,NoQueue ttl=2355000 handoffs=0 backoff=0 linger=0 drifts=3774,-1691 \
+         faults=1341420:Cut.0.Engine.false,1429477:Foreign.1.722175,\
+         1955390:Slow.0.Caller.1.755065,2318585:Foreign.1.238885,\
+         3765442:StopNext.1.Caller.2.4252609",
+    );
+    assert_keeps(
+        "seed=700000306 family=Sets servers=1 clients=3 threads=2 ops=14 names=3 \
+         kinds=SlotSet.false,NoQueue ttl=4000000 handoffs=0 backoff=300 linger=0 \
+         drifts=-1344,855,-408 faults=3442579:Stop.0.Some.Caller.1.1982782",
+    );
+}

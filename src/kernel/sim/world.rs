@@ -284,6 +284,8 @@ pub(super) struct Client {
     pub(super) stopped: BTreeMap<Option<Actor>, Time>,
     locks: BTreeMap<(u64, u8), Arc<dyn Primitive>>,
     pub(super) refusals: Vec<Refusal>,
+    /// The names that it held, or was releasing, after its last kernel call.
+    pub(super) held: BTreeSet<Name>,
     stop_next: BTreeMap<Actor, Time>,
     /// The end of the last suspension.
     pub(super) resumed: Time,

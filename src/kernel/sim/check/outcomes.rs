@@ -73,17 +73,22 @@ impl World {
 
     /// A lease of the client has ended by its release: until now the lock was taken.
     pub(in crate::kernel::sim) fn note_own_end(&mut self, client: usize, lock: &dyn Primitive) {
-        let now = self.clocks[client].at(self.now);
         let of_set = entry_name(lock).into_owned();
         for name in lock.keys().names.iter().chain([&of_set]) {
-            let refusal = Refusal {
-                name: name.clone(),
-                sent: now,
-                arrived: now,
-                until: Some(now),
-            };
-            self.clients[client].refusals.push(refusal);
+            self.note_own_name(client, name);
         }
+    }
+
+    /// The client itself had this name until now.
+    pub(super) fn note_own_name(&mut self, client: usize, name: &Name) {
+        let now = self.clocks[client].at(self.now);
+        let refusal = Refusal {
+            name: name.clone(),
+            sent: now,
+            arrived: now,
+            until: Some(now),
+        };
+        self.clients[client].refusals.push(refusal);
     }
 
     /// Returns whether nobody owns what a command of the client with this id has taken.

@@ -7,12 +7,13 @@ use std::sync::Arc;
 use super::world::{Caller, State, Todo, World, time_at};
 use crate::clock::Instant;
 use crate::kernel::Effects;
+use crate::kernel::bounds::Bound;
 use crate::kernel::call::{Call, Step};
 use crate::kernel::engine::ServerNo;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::LeaseStatus;
 use crate::kernel::sim::check::tables::table_problems;
-use crate::kernel::sim::check::{each_entry, has_owner};
+use crate::kernel::sim::check::{each_entry, has_owner, held_names};
 use crate::kernel::sim::plan::Actor;
 use crate::kernel::sim::server::key_of;
 use crate::kernel::sim::server::{MS, client_of};
@@ -63,6 +64,11 @@ impl World {
         for told in &fx.lost {
             let text = format!("c{client} is told {told:?}");
             self.say(|| text);
+        }
+        let held = held_names(&self.clients[client].kernel, &self.names);
+        let before = std::mem::replace(&mut self.clients[client].held, held.clone());
+        for name in before.difference(&held) {
+            self.note_own_end(client, name);
         }
         self.check_table(client)
     }
@@ -153,7 +159,10 @@ impl World {
             let Some(client) = client_of(id).filter(|it| self.clients[*it].is_alive) else {
                 continue;
             };
-            if !self.is_known(client, server, id) {
+            let kernel = &self.clients[client].kernel;
+            let is_forgotten =
+                self.plan.low == Some(Bound::KeySeen) && kernel.pending.lock().has_forgotten(id);
+            if !is_forgotten && !self.is_known(client, server, id) {
                 let text = format!("nobody of c{client} knows {id} at s{server}");
                 return Err(self.violation("P7", text));
             }

@@ -1,6 +1,8 @@
 //! Plans of runs over a quorum.
 
-use crate::kernel::sim::plan::{Actor, Family, Fault, Kind, LinkFault, Plan, Rng, ServerFault};
+use crate::kernel::sim::plan::{
+    Actor, Family, Fault, Kind, LinkFault, Plan, Rng, ServerFault, low_bound,
+};
 use crate::kernel::sim::server::{MS, Time};
 
 /// Returns the plan of a seed.
@@ -26,6 +28,7 @@ pub(in crate::kernel::sim) fn plan(seed: u64) -> Plan {
         linger: 0,
         drifts: Vec::new(),
         faults: Vec::new(),
+        low: low_bound(seed),
     };
     let number = match rng.chance(150) {
         true => 0,

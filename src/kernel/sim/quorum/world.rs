@@ -165,6 +165,8 @@ pub(super) struct Client {
     pub(super) loses_until: Time,
     pub(super) locks: BTreeMap<u64, Arc<dyn Primitive>>,
     pub(super) replies: Vec<Reply>,
+    /// The names that it held, or was releasing, after its last kernel call.
+    pub(super) held: BTreeSet<Name>,
     /// The leases whose holders did not wait for the end of the release.
     pub(super) given_up: Vec<Arc<HeldLease>>,
 }
@@ -308,6 +310,7 @@ impl World {
             loses_until: 0,
             locks: BTreeMap::new(),
             replies: Vec::new(),
+            held: BTreeSet::new(),
             given_up: Vec::new(),
         }
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::error::Cause;
 use crate::holder::READERS;
 use crate::holder_id::HolderId;
+use crate::kernel::bounds::{Bound, lower};
 use crate::kernel::call::Step;
 use crate::kernel::effects::Effects;
 use crate::kernel::engine::Engine;
@@ -300,7 +301,7 @@ fn shutdown_repeats_a_release_without_a_reply() {
 /// The command of a caller that stands still is granted after the engine has begun to undo it.
 #[test]
 fn second_release_of_an_id_lasts_for_its_own_time() {
-    let mut pending = PendingReleases::new(false);
+    let mut pending = PendingReleases::new(None);
     let id = mutex().fresh_id("o");
     for (began, until) in [(0, 5_000), (4_900, 9_900)] {
         let release = PendingRelease::new((0, &mutex()), &id, at(until), Proof::KeySeen);
@@ -323,17 +324,56 @@ fn set() -> Arc<dyn Primitive> {
     MutexAllKeys::of(names, "lock:", "lock_release:", Layout::OneServer, true)
 }
 
-/// Its own entry stops asking, and that of its first name goes on.
 #[test]
-fn releases_of_a_set_are_counted_for_the_set() {
-    let mut pending = PendingReleases::new(false);
-    for _ in 0..1_000 {
-        let id = set().fresh_id("o");
-        let release = PendingRelease::new((0, &set()), &id, at(5_000), Proof::KeySeen);
-        pending.push(release, at(0));
+fn releases_of_the_last_command_timeout_are_repeated_after_a_failover() {
+    let repeated = |noted: &[(usize, u64)]| {
+        let mut pending = PendingReleases::new(Some(SECOND));
+        for (count, noted_at) in noted {
+            for _ in 0..*count {
+                let id = mutex().fresh_id("o");
+                let release = PendingRelease::new((0, &mutex()), &id, at(60_000), Proof::AnyAnswer);
+                pending.note_recent(release, at(*noted_at));
+            }
+        }
+        pending.repeat_recent(&|_| true, at(20_000));
+        pending.ids().count()
+    };
+    assert_eq!(repeated(&[(5_000, 0)]), 5_000);
+    // The last ones are repeated, however old they are.
+    assert_eq!(repeated(&[(5_000, 0), (10, 1_100)]), 4_096);
+    assert_eq!(repeated(&[(5_000, 0), (5_000, 900)]), 10_000);
+    assert_eq!(repeated(&[(65_600, 0)]), 65_536);
+}
+
+/// Those of a server that hangs push out none of another one, and no other lock's.
+#[test]
+fn too_many_releases_of_a_lock_at_a_server_push_out_the_oldest() {
+    let mut pending = PendingReleases::new(None);
+    let release = |server, lock: &Arc<dyn Primitive>, ends_by| {
+        let id = lock.fresh_id("o");
+        let release = PendingRelease::new((server, lock), &id, at(5_000), ends_by);
+        (id.as_str().as_bytes().to_vec(), release)
+    };
+    lower(Some(Bound::KeySeen));
+    let (of_lease, answered) = release(2, &mutex(), Proof::AnyAnswer);
+    pending.push(answered, at(0));
+    let mut ids = Vec::new();
+    for (server, lock) in [(0, mutex()), (2, set()), (2, mutex())] {
+        for _ in 0..3 {
+            let (id, release) = release(server, &lock, Proof::KeySeen);
+            pending.push(release, at(0));
+            ids.push((server, id));
+        }
     }
-    let [of_set, of_first] = [set(), mutex()].map(|lock| entry_name(&*lock).into_owned());
-    assert!(pending.is_full(&of_set) && !pending.is_full(&of_first));
+    assert!(ids.iter().all(|(server, id)| pending.has_at(*server, id)));
+    let (_, one_more) = release(2, &mutex(), Proof::KeySeen);
+    pending.push(one_more, at(0));
+    lower(None);
+    let left = ids
+        .iter()
+        .filter(|(server, id)| pending.has_at(*server, id));
+    assert_eq!(left.count(), ids.len() - 1);
+    assert!(!pending.has_at(2, &ids[6].1) && pending.has_at(2, &of_lease));
 }
 
 /// A call for one reply waits for the undo of what a set may have taken.

@@ -99,6 +99,7 @@ impl World {
             stopped: BTreeMap::new(),
             locks: BTreeMap::new(),
             refusals: Vec::new(),
+            held: BTreeSet::new(),
             stop_next: BTreeMap::new(),
             resumed: 0,
             loses_until: 0,
