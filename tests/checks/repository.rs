@@ -70,6 +70,38 @@ fn readme_names_the_two_first_commands_right_after_the_example() {
     assert_eq!(first_screen.matches("minutes").count(), 2);
 }
 
+/// A bound that nobody has thought through may refuse service.
+#[test]
+fn table_of_bounds_has_each_bound_of_the_library() {
+    let page = text("docs/kernel.md");
+    let (_, bounds) = page.split_once("\n## Bounds\n").unwrap();
+    let (bounds, _) = bounds.split_once("\n## ").unwrap();
+    let mut missing = Vec::new();
+    let mut folders = vec![in_repository("src")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                // The simulation's own.
+                folders.extend((!path.ends_with("src/kernel/sim")).then_some(path));
+                continue;
+            }
+            let code = fs::read_to_string(&path).unwrap();
+            let constants = code
+                .lines()
+                .filter_map(|line| line.split_once("const ")?.1.split_once(':'));
+            let names = constants.map(|(name, _)| name);
+            let names = names.filter(|name| ["MOST", "MAX_"].iter().any(|it| name.starts_with(it)));
+            missing.extend(
+                names
+                    .filter(|name| !bounds.contains(&format!("`{name}`")))
+                    .map(str::to_owned),
+            );
+        }
+    }
+    assert!(missing.is_empty(), "docs/kernel.md, Bounds: {missing:?}");
+}
+
 #[test]
 fn glossary_has_at_most_25_terms() {
     let page = text("docs/design.md");
