@@ -1,12 +1,16 @@
 //! Lock and unlock on one thread, on every kind of deployment. Alternates with the same scripts
 //! called by hand on one server and, except for quorums, on the deployment's own servers. On Linux,
-//! all servers share one processor, and the client runs on the others.
+//! all servers share one processor, and the client runs on the others. Then: for how long one name
+//! is out over a quorum of 3 while one of the servers hangs, is slow, or hangs again and again.
+
+use std::thread;
+use std::time::{Duration, Instant};
 
 use common::floor::pair::Hand;
 use common::picture::{Panel, Picture, Row};
 use common::{Report, Runner, Samples, affinity};
 use leasehold::{Client, Mutex};
-use support::{Cluster, ClusterSetup, Replicas, Sentinels, Server, Setup, ms};
+use support::{Cluster, ClusterSetup, Proxy, Replicas, Sentinels, Server, Setup, ms};
 
 const ROUNDS: usize = 300;
 const PAIRS: usize = 25;
@@ -32,8 +36,10 @@ fn main() {
     }
     let results = measure(&servers, &locks);
     results.print();
-    report.end(&results.figures(), &results.picture());
     servers.with_one_hung[0].resume();
+    let mut figures = results.figures().to_vec();
+    figures.extend(disturbed());
+    report.end(&figures, &results.picture());
 }
 
 struct Deployments {
@@ -202,4 +208,94 @@ impl Results {
 
 fn pair(lock: &Mutex) {
     lock.lock().unwrap().unlock().unwrap();
+}
+
+/// What one of the three servers of a quorum does, and the key of the longest gap meanwhile.
+const DISTURBANCES: [(&str, &str, fn(&Server, &Proxy)); 3] = [
+    ("hangs for 3 s", "quorum3_hung_gap_ms", |server, _| {
+        hang(server, ms(3_000));
+    }),
+    ("is slow by 2 s", "quorum3_slow_gap_ms", |_, proxy| {
+        proxy.delay(ms(0), ms(2_000));
+        thread::sleep(ms(6_000));
+        proxy.delay(ms(0), ms(0));
+    }),
+    (
+        "hangs for 1.5 s, every 5 s",
+        "quorum3_flapping_gap_ms",
+        |server, _| {
+            for _ in 0..3 {
+                hang(server, ms(1_500));
+                thread::sleep(ms(3_500));
+            }
+        },
+    ),
+];
+
+fn hang(server: &Server, time: Duration) {
+    server.pause();
+    thread::sleep(time);
+    server.resume();
+}
+
+/// Measures the longest gap for each disturbance, and how many calls have failed.
+fn disturbed() -> Vec<(&'static str, String)> {
+    let mut figures = Vec::new();
+    let mut rows = Vec::new();
+    let mut failed_in_all = 0;
+    for (label, key, disturb) in DISTURBANCES {
+        let (gap, pairs, failed) = longest_gap(disturb);
+        let gap = format!("{:.0}", gap.as_secs_f64() * 1000.0);
+        figures.push((key, gap.clone()));
+        failed_in_all += failed;
+        rows.push(vec![
+            label.to_owned(),
+            gap,
+            pairs.to_string(),
+            failed.to_string(),
+        ]);
+    }
+    figures.push(("quorum3_failed", failed_in_all.to_string()));
+    let heads = [
+        "one of three servers",
+        "longest gap, ms",
+        "pairs",
+        "failed calls",
+    ];
+    common::print_table(&heads, &rows);
+    figures
+}
+
+/// One thread locks and unlocks a name without a pause. Returns the longest time from one lock to
+/// the next, the number of locks, and that of the calls that failed.
+fn longest_gap(disturb: fn(&Server, &Proxy)) -> (Duration, usize, usize) {
+    let servers: Vec<Server> =
+        affinity::apart(|| (0..3).map(|_| Server::start().long_lived()).collect());
+    let proxy = Proxy::new(&servers[2]);
+    let urls = [servers[0].url(), servers[1].url(), proxy.url()];
+    let lock = Client::quorum(urls).unwrap().mutex("hot");
+    for _ in 0..100 {
+        pair(&lock);
+    }
+    thread::scope(|scope| {
+        let disturbance = scope.spawn(|| {
+            disturb(&servers[2], &proxy);
+            // What it has left behind must not count later, either.
+            thread::sleep(ms(3_000));
+        });
+        let (mut longest, mut pairs, mut failed) = (Duration::ZERO, 0, 0);
+        let mut last = Instant::now();
+        while !disturbance.is_finished() {
+            match lock.try_lock_for(ms(5_000)) {
+                Ok(Ok(guard)) => {
+                    longest = longest.max(last.elapsed());
+                    last = Instant::now();
+                    pairs += 1;
+                    failed += usize::from(guard.unlock().is_err());
+                }
+                Ok(Err(_)) | Err(_) => failed += 1,
+            }
+        }
+        (longest.max(last.elapsed()), pairs, failed)
+    })
 }
