@@ -1,5 +1,6 @@
 //! The clock for leases and deadlines. On Linux and Android it advances during suspend.
 
+use std::num::NonZeroU64;
 #[cfg(feature = "testing")]
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -11,43 +12,59 @@ pub(crate) const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// A point in time, as the time since a fixed start, which is the default. Sums saturate at
 /// [`Instant::NEVER`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct Instant(Duration);
+///
+/// The number is 1 plus the nanoseconds, enough for 584 years: with `Option`, it has the size of a
+/// `u64`, because each lease and each name has many of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Instant(NonZeroU64);
+
+impl Default for Instant {
+    fn default() -> Self {
+        Self::START
+    }
+}
 
 impl Instant {
     /// Later than any other instant: a deadline that never passes.
-    pub(crate) const NEVER: Self = Self(Duration::MAX);
+    pub(crate) const NEVER: Self = Self(NonZeroU64::MAX);
 
     /// Before any other instant.
-    pub(crate) const START: Self = Self(Duration::ZERO);
+    pub(crate) const START: Self = Self(NonZeroU64::MIN);
 
     pub(crate) fn now() -> Self {
-        Self(since_start() + suspended())
+        Self::START.after(since_start() + suspended())
     }
 
-    #[cfg(sim)]
     pub(crate) const fn from_nanos(nanos: u64) -> Self {
-        Self(Duration::from_nanos(nanos))
+        Self(NonZeroU64::MIN.saturating_add(nanos))
     }
 
-    /// Nanoseconds since the start, enough for 584 years.
-    pub(crate) fn as_nanos(self) -> u64 {
-        u64::try_from(self.0.as_nanos()).unwrap_or(u64::MAX)
+    /// Nanoseconds since the start.
+    pub(crate) const fn as_nanos(self) -> u64 {
+        self.0.get() - 1
     }
 
     /// The instant `wait` later.
     pub(crate) const fn after(self, wait: Duration) -> Self {
-        Self(self.0.saturating_add(wait))
+        Self(self.0.saturating_add(nanos(wait)))
     }
 
     /// The instant `lead` earlier.
     pub(crate) const fn before(self, lead: Duration) -> Self {
-        Self(self.0.saturating_sub(lead))
+        let left = self.as_nanos().saturating_sub(nanos(lead));
+        Self(NonZeroU64::MIN.saturating_add(left))
     }
 
     /// Returns the time from here until `later`; zero if that has passed.
     pub(crate) const fn until(self, later: Self) -> Duration {
-        later.0.saturating_sub(self.0)
+        Duration::from_nanos(later.0.get().saturating_sub(self.0.get()))
+    }
+}
+
+const fn nanos(time: Duration) -> u64 {
+    match time.as_nanos() {
+        nanos if nanos < u64::MAX as u128 => nanos as u64,
+        _ => u64::MAX,
     }
 }
 
@@ -129,5 +146,9 @@ mod tests {
     fn far_deadlines_saturate_at_never() {
         assert_eq!(Instant::now().after(Duration::MAX), Instant::NEVER);
         assert_eq!(nap(Instant::now(), Instant::NEVER), LONGEST_SLEEP);
+        assert_eq!(Instant::START.before(LONGEST_SLEEP), Instant::START);
+        let (second, two) = (Instant::START.after(LONGEST_SLEEP), 2 * LONGEST_SLEEP);
+        assert_eq!(second.after(LONGEST_SLEEP), Instant::START.after(two));
+        assert_eq!(second.before(LONGEST_SLEEP), Instant::START);
     }
 }

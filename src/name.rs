@@ -35,13 +35,17 @@ const LONGEST_NAME: usize = 64 * 1024;
 pub struct Name {
     bytes: Arc<[u8]>,
     /// The hash of the bytes, computed once: a lock and its release look the name up five times.
+    /// Two of its bits are the kind: each lock that is held has four copies of its name.
     hash: u64,
-    /// `Lock` for names that callers see.
-    of: Of,
 }
 
-/// The kind of a name. Two names of the same bytes and different kinds are unrelated.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+/// The bits of the hash that are the kind of the name. A hash table looks at the lowest and the
+/// highest ones.
+const KIND: u64 = 3 << 32;
+
+/// The kind of a name: `Lock` for names that callers see. Two names of the same bytes and different
+/// kinds are unrelated.
+#[derive(Clone, Copy)]
 enum Of {
     Lock,
     Semaphore,
@@ -81,19 +85,17 @@ impl Name {
     fn new(bytes: Arc<[u8]>) -> Self {
         static KEYED: LazyLock<RandomState> = LazyLock::new(RandomState::new);
         let hash = KEYED.hash_one(&*bytes);
-        Self {
-            bytes,
-            hash,
-            of: Of::Lock,
-        }
+        Self { bytes, hash }.of(Of::Lock)
+    }
+
+    fn of(self, kind: Of) -> Self {
+        let hash = self.hash & !KIND | (kind as u64) << KIND.trailing_zeros();
+        Self { hash, ..self }
     }
 
     /// Returns the name of a semaphore as the tables of the client contain it.
     pub(crate) fn of_semaphore(self) -> Self {
-        Self {
-            of: Of::Semaphore,
-            ..self
-        }
+        self.of(Of::Semaphore)
     }
 
     /// Returns the name of a set of names in the tables of the client.
@@ -105,18 +107,12 @@ impl Name {
                 .into_iter()
                 .chain(name.bytes.iter().copied())
         });
-        Self {
-            of: Of::Set,
-            ..Self::new(parts.collect())
-        }
+        Self::new(parts.collect()).of(Of::Set)
     }
 
     /// Returns the name as the caller gave it.
     pub(crate) fn as_given(&self) -> Self {
-        Self {
-            of: Of::Lock,
-            ..self.clone()
-        }
+        self.clone().of(Of::Lock)
     }
 
     /// Returns the bytes of the name.

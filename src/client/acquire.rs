@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::kernel::call::{CallTerms, Step};
 use crate::kernel::command::Command;
 use crate::kernel::effects::Effects;
-use crate::kernel::held::{HeldLease, Holder};
+use crate::kernel::held::{HeldLease, Holder, Reports};
 use crate::kernel::waiter::{Failure, Outcome, Refused, Wait};
 use crate::logging;
 use crate::protocol::primitive::Primitive;
@@ -112,11 +112,9 @@ impl Caller<'_> {
             holder: Holder {
                 handoffs: terms.handoffs,
                 linger: terms.linger,
-                trace_id: settings.trace_id.clone(),
                 thread: this_thread(),
                 is_silent: false,
-                on_lost: settings.on_lost.clone(),
-                on_renew: settings.on_renew.clone(),
+                reports: reports_of(settings),
             },
             by_engine: settings.cancel.is_some(),
         }
@@ -350,4 +348,14 @@ pub(crate) fn is_held_by_us(runtime: &Runtime, lock: &Arc<dyn Primitive>) -> (bo
         return (false, false);
     };
     runtime.decide(|kernel, fx| kernel.is_held_by(&**lock, thread, Instant::now(), fx))
+}
+
+/// Returns what a holder wants to be told, if it is anything.
+fn reports_of(settings: &Settings) -> Option<Box<Reports>> {
+    let reports = Reports {
+        trace_id: settings.trace_id.clone(),
+        on_lost: settings.on_lost.clone(),
+        on_renew: settings.on_renew.clone(),
+    };
+    (reports.trace_id.is_some() || reports.has_callbacks()).then(|| Box::new(reports))
 }

@@ -277,7 +277,7 @@ impl Call {
             return self.over(Outcome::Failed(Failure::Closed));
         }
         if was_refused && self.wants.wait.is_used_up(self.refusals) {
-            return self.over(Outcome::Refused(entry.last.refused.clone()));
+            return self.over(Outcome::Refused(entry.last.refusal()));
         }
         if let Some(outcome) = self.gives_up(entry, cx) {
             return self.over(outcome);

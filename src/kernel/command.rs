@@ -50,6 +50,13 @@ pub(crate) enum What {
         ttl: Duration,
         may_shorten: bool,
     },
+    /// Renews many leases, usually of other locks than the command's; never shortens a ttl.
+    RenewMany {
+        /// Those of each lease, in the same order.
+        keys: Vec<Vec<u8>>,
+        ids: Vec<Vec<u8>>,
+        ttl: Duration,
+    },
     Downgrade {
         id: HolderId,
         ttl: Duration,
@@ -177,6 +184,11 @@ impl Command {
                 ttl,
                 may_shorten,
             } => send(lock.renew(id, *ttl, *may_shorten)),
+            What::RenewMany { keys, ids, ttl } => {
+                let many = lock.renew_many();
+                let many = many.expect("only leases of such a kind are renewed together");
+                send(many.call(keys, ids, *ttl))
+            }
             What::Downgrade { id, ttl } => send(lock.downgrade(id, *ttl)),
         }
     }

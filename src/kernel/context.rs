@@ -7,8 +7,9 @@ use crate::holder_id::HolderId;
 use crate::kernel::Kernel;
 use crate::kernel::effects::Effects;
 use crate::kernel::entry::LockEntry;
+use crate::kernel::held::HeldLease;
 use crate::kernel::pending::PendingReleases;
-use crate::kernel::schedule::{Item, ItemKey};
+use crate::kernel::schedule::Item;
 use crate::kernel::table::entry_name;
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;
@@ -85,16 +86,28 @@ impl Context<'_> {
         let mut pending = self.kernel.pending.lock();
         let result = act(&mut pending, self.fx);
         let at = pending.next();
-        self.put(ItemKey::Pending, Item::Pending, [at, at]);
+        self.put(Item::Pending, [at, at]);
         result
     }
 
     /// Puts an item into the schedule, due at the first instant. Wakes the engine if it would sleep
-    /// beyond the second. The caller has a lease whose item it puts: the schedule never drops the
-    /// last one.
-    pub(super) fn put(&mut self, key: ItemKey, item: Item, [at, latest]: [Instant; 2]) {
-        if self.kernel.schedule.lock().put(key, item, at, latest) {
+    /// beyond the second.
+    pub(super) fn put(&mut self, item: Item, [at, latest]: [Instant; 2]) {
+        if self.kernel.schedule.lock().put(item, at, latest) {
             self.fx.engine_by(latest);
+        }
+    }
+
+    /// The same for a lease; `None` if the engine must not look at it any more.
+    pub(super) fn put_lease(&mut self, lease: &Arc<HeldLease>, bounds: Option<[Instant; 2]>) {
+        let mut schedule = self.kernel.schedule.lock();
+        match bounds {
+            Some([at, latest]) => {
+                if schedule.put_lease(lease, at, latest) {
+                    self.fx.engine_by(latest);
+                }
+            }
+            None => schedule.remove_lease(lease),
         }
     }
 
@@ -105,14 +118,14 @@ impl Context<'_> {
         }
     }
 
-    /// Takes an item out of the schedule. The caller has a lease whose item that is.
-    pub(super) fn unschedule(&self, key: &ItemKey) {
-        self.kernel.schedule.lock().remove(key);
+    /// Takes an item out of the schedule.
+    pub(super) fn unschedule(&self, item: &Item) {
+        self.kernel.schedule.lock().remove(item);
     }
 
     /// The calls that a round was for have left: the engine ends it.
     pub(super) fn abandon(&mut self, id: &HolderId) {
         self.kernel.abandoned.lock().push(id.clone());
-        self.put(ItemKey::Rounds, Item::Rounds, [self.now, self.now]);
+        self.put(Item::Rounds, [self.now, self.now]);
     }
 }

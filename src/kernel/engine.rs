@@ -25,6 +25,7 @@ use crate::kernel::fault::Fault;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{LeaseStatus, LeaseWork};
 use crate::kernel::mutant::{Mutant, is_on};
+use crate::kernel::renewals::Renewals;
 use crate::kernel::request::{Asked, RequestNo, Serves};
 use crate::kernel::round::{Round, RoundKind, RoundNo, Undecided};
 use crate::kernel::schedule::Item;
@@ -61,6 +62,12 @@ pub(crate) struct Outgoing {
 pub(crate) trait Route {
     /// Returns whether the server that answers has the only copy of the keys.
     fn is_final(&self) -> bool;
+
+    /// Returns whether the keys of one command must be in one slot of a cluster.
+    fn has_slots(&self) -> bool {
+        false
+    }
+
     /// Returns the state of the pipeline to a server of a quorum.
     fn link(&self, _: ServerNo) -> Link {
         Link::Up
@@ -100,6 +107,7 @@ pub(crate) enum Purpose {
     Refresh(Name, Vec<(RequestNo, HolderId)>),
     Confirm(Name, RequestNo, HolderId, LeaseTerms),
     Lease(LeaseWork),
+    Renewals(Vec<LeaseWork>),
     Undo(Batch),
 }
 
@@ -155,15 +163,19 @@ impl Engine {
         loop {
             #[cfg(sim)]
             crate::kernel::sim::count_step();
-            let items = kernel.schedule.lock().take(now);
+            let taken = kernel.schedule.lock().take(now);
             let has_ended = self.advance(&mut turn);
-            if items.is_empty() && !has_ended {
+            if taken.leases.is_empty() && taken.items.is_empty() && !has_ended {
                 return turn.out;
             }
-            tell_losses(&items, &mut turn.cx);
-            for item in items {
+            tell_losses(&taken.leases, &mut turn.cx);
+            let mut renewals = Renewals::default();
+            for lease in taken.leases {
+                self.renew(lease, &mut renewals, &mut turn);
+            }
+            self.send_renewals(renewals, &mut turn);
+            for item in taken.items {
                 match item {
-                    Item::Lease(lease) => self.renew(lease, &mut turn),
                     Item::Entry(name) => self.ask(&name, &mut turn),
                     Item::Pending => self.undo(&mut turn),
                     // `advance` ends them.
@@ -174,7 +186,7 @@ impl Engine {
         }
     }
 
-    fn renew(&mut self, lease: Arc<HeldLease>, turn: &mut Turn<'_>) {
+    fn renew(&mut self, lease: Arc<HeldLease>, renewals: &mut Renewals, turn: &mut Turn<'_>) {
         let (kernel, now) = (turn.cx.kernel, turn.cx.now);
         if lease.is_release_overdue(now, kernel.limits.command_timeout) {
             turn.cx.end_overdue_release(&lease);
@@ -187,7 +199,11 @@ impl Engine {
         if let Some((command, work)) = lease.begin_work(now, turn.cx.fx) {
             match kernel.has_rounds(&*work.lease.lock) {
                 true => self.begin_round(RoundKind::Lease(work), command, turn),
-                false => self.send(0, command, Purpose::Lease(work), turn),
+                false => {
+                    if let Some((command, work)) = renewals.add(command, work, turn.route) {
+                        self.send(0, command, Purpose::Lease(work), turn);
+                    }
+                }
             }
         }
         lease.rearm(&mut turn.cx);
@@ -254,6 +270,9 @@ impl Engine {
             }
             Some(Purpose::Vote { round, .. }) => self.may_resend_vote(kernel, *round, now),
             Some(Purpose::Lease(work)) => work.lease.remaining(now).is_some(),
+            Some(Purpose::Renewals(works)) => {
+                works.iter().any(|it| it.lease.remaining(now).is_some())
+            }
             found => found.is_some(),
         }
     }
@@ -262,14 +281,18 @@ impl Engine {
     pub(crate) fn end(&mut self, fx: &mut Effects) {
         self.end_rounds(fx);
         for purpose in mem::take(&mut self.in_flight).into_values() {
-            if let Purpose::Lease(work) = purpose {
-                fx.discard.push(Discard::Lease(work.lease));
-            }
+            let works = match purpose {
+                Purpose::Lease(work) => vec![work],
+                Purpose::Renewals(works) => works,
+                _ => continue,
+            };
+            let leases = works.into_iter().map(|work| Discard::Lease(work.lease));
+            fx.discard.extend(leases);
         }
     }
 
-    /// Applies the end of a command, exactly once for each ticket. Over a quorum, that can add
-    /// commands to send.
+    /// Applies the end of a command, exactly once for each ticket. Returns the commands to send
+    /// then: over a quorum, and for leases that could not be renewed together.
     pub(crate) fn ended(
         &mut self,
         kernel: &Kernel,
@@ -299,10 +322,8 @@ impl Engine {
                     entry.confirmed((no, &id), &terms, end, sent, cx);
                 });
             }
-            Some(Purpose::Lease(work)) => {
-                cx.lease_answered(&work, end, sent, route.is_final());
-                cx.fx.discard.push(Discard::Lease(work.lease));
-            }
+            Some(Purpose::Lease(work)) => turn.lease_ended(work, end, sent),
+            Some(Purpose::Renewals(works)) => self.renewed(works, end, sent, &mut turn),
             Some(Purpose::Undo(batch)) => {
                 let undone = cx.with_pending(|pending, _| pending.settle(&batch, end, now));
                 let wrong = is_on(Mutant::UndoneUnderPending);
@@ -347,11 +368,9 @@ impl Engine {
     }
 }
 
-fn tell_losses(items: &[Item], cx: &mut Context<'_>) {
-    for item in items {
-        if let Item::Lease(lease) = item
-            && let LeaseStatus::Lost(_) = lease.status(cx.now, cx.fx)
-        {
+fn tell_losses(leases: &[Arc<HeldLease>], cx: &mut Context<'_>) {
+    for lease in leases {
+        if let LeaseStatus::Lost(_) = lease.status(cx.now, cx.fx) {
             cx.lease_ended(lease);
         }
     }

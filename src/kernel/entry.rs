@@ -24,7 +24,7 @@ use crate::kernel::held::HeldLease;
 use crate::kernel::last_reply::LastReply;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::request::{Request, RequestState, Serves};
-use crate::kernel::schedule::{Item, ItemKey};
+use crate::kernel::schedule::Item;
 use crate::kernel::waiter::{Failure, Outcome, Waiter, WaiterNo};
 use crate::kernel::watch::Watch;
 use crate::name::Name;
@@ -48,8 +48,6 @@ pub(crate) struct LockEntry {
     pub(super) lingers_until: Option<Instant>,
     pub(super) line: VecDeque<Waiter>,
     pub(super) own: Vec<Waiter>,
-    /// Calls for sets, which nobody asks for here: they try again when the name may be free.
-    pub(super) watches: Vec<Watch>,
     pub(super) requests: Vec<Request>,
     pub(super) last: LastReply,
     /// When others were last known to want the name; after a plain release, until when no call of
@@ -61,15 +59,24 @@ pub(crate) struct LockEntry {
     pub(super) listens: bool,
     /// Messages arrive, as far as is known: from a majority of the servers of a quorum.
     pub(super) is_listening: bool,
-    /// The servers of a quorum whose messages arrive. A bit for each: there are at most 63.
-    pub(super) live: u64,
-    /// The last releases that servers of a quorum have announced, and which servers.
-    heard: Vec<(Box<[u8]>, u64)>,
+    /// Made when it is first needed.
+    extras: Option<Box<Extras>>,
     /// Lower bounds of when the engine must look, and of when it must be awake for that.
     pub(super) next: Instant,
     pub(super) latest: Instant,
     /// Its bounds in the schedule, if it is there.
     pub(super) armed: Option<[Instant; 2]>,
+}
+
+/// What few entries have.
+#[derive(Debug, Default)]
+pub(super) struct Extras {
+    /// Calls for sets, which nobody asks for here: they try again when the name may be free.
+    pub(super) watches: Vec<Watch>,
+    /// The servers of a quorum whose messages arrive. A bit for each: there are at most 63.
+    pub(super) live: u64,
+    /// The last releases that servers of a quorum have announced, and which servers.
+    heard: Vec<(Box<[u8]>, u64)>,
 }
 
 /// A lease of this client.
@@ -90,19 +97,25 @@ impl LockEntry {
             lingers_until: None,
             line: VecDeque::new(),
             own: Vec::new(),
-            watches: Vec::new(),
             requests: Vec::new(),
             last: LastReply::default(),
             contended: Instant::START,
             released: None,
             listens: false,
             is_listening: false,
-            live: 0,
-            heard: Vec::new(),
+            extras: None,
             next: Instant::NEVER,
             latest: Instant::NEVER,
             armed: None,
         }
+    }
+
+    pub(super) fn extras(&mut self) -> &mut Extras {
+        self.extras.get_or_insert_default()
+    }
+
+    pub(super) fn watches(&self) -> &[Watch] {
+        self.extras.as_ref().map_or(&[], |extras| &extras.watches)
     }
 
     // ------------------------------------------------------------------ what is known
@@ -167,7 +180,7 @@ impl LockEntry {
             return Outcome::Refused(None);
         }
         match self.last.says_taken(start, deadline) {
-            true => Outcome::Refused(self.last.refused.clone()),
+            true => Outcome::Refused(self.last.refusal()),
             false => Outcome::Failed(self.failure(start)),
         }
     }
@@ -199,13 +212,14 @@ impl LockEntry {
     /// Records that a server of a quorum has announced this release. Returns true if it is the last
     /// of the servers that are needed.
     pub(super) fn hear(&mut self, server: ServerNo, release: &[u8], needed: usize) -> bool {
-        let known = self.heard.iter().position(|(known, _)| **known == *release);
-        let servers = known.map_or(0, |n| self.heard.remove(n).1) | 1 << server;
+        let heard = &mut self.extras().heard;
+        let known = heard.iter().position(|(known, _)| **known == *release);
+        let servers = known.map_or(0, |n| heard.remove(n).1) | 1 << server;
         let is_enough = servers.count_ones() as usize >= needed;
         if !is_enough {
             // Some never come: those of minorities, and of the servers that announce late.
-            self.heard.truncate(at_most(Bound::Heard, MOST_HEARD) - 1);
-            self.heard.insert(0, (release.into(), servers));
+            heard.truncate(at_most(Bound::Heard, MOST_HEARD) - 1);
+            heard.insert(0, (release.into(), servers));
         }
         is_enough
     }
@@ -227,7 +241,7 @@ impl LockEntry {
         let is_idle = self.held.is_empty()
             && self.line.is_empty()
             && self.own.is_empty()
-            && self.watches.is_empty()
+            && self.watches().is_empty()
             && self.requests.is_empty();
         if self.requests.is_empty() {
             // Most entries only have a lease: the room for requests would be most of their size.
@@ -241,16 +255,17 @@ impl LockEntry {
         let is_set = self.is_set;
         let woken = self.line.iter().chain(&self.own).find(|it| wakes(it));
         let listener = woken.map(|waiter| &waiter.lock);
-        let watch = self.watches.iter().find(|watch| watch.wakes);
+        let watch = self.watches().iter().find(|watch| watch.wakes);
         let listener = listener.or_else(|| watch.map(|watch| &watch.lock));
-        if let Some(lock) = listener.filter(|_| !self.listens && !is_set) {
+        let listener = listener.filter(|_| !self.listens && !is_set).cloned();
+        if let Some(lock) = listener {
             self.listens = true;
             let change = cx.kernel.next_serial();
-            cx.fx.listen.push((Arc::clone(lock), change));
+            cx.fx.listen.push((lock, change));
         }
         if is_idle && cx.now >= self.contended_until() {
             if self.armed.is_some() {
-                cx.unschedule(&ItemKey::Entry(self.name.clone()));
+                cx.unschedule(&Item::Entry(self.name.clone()));
             }
             if self.listens {
                 let change = cx.kernel.next_serial();
@@ -267,8 +282,7 @@ impl LockEntry {
         let bounds = [self.next, self.latest];
         if self.armed != Some(bounds) && !(self.armed.is_none() && self.next == Instant::NEVER) {
             self.armed = Some(bounds);
-            let key = ItemKey::Entry(self.name.clone());
-            cx.put(key, Item::Entry(self.name.clone()), bounds);
+            cx.put(Item::Entry(self.name.clone()), bounds);
         } else if self.latest < Instant::NEVER && !is_on(Mutant::WakeUpIsPromisedOnce) {
             // An earlier promise to wake the engine may be that of a thread which stands still.
             cx.wake_engine_by(self.latest);

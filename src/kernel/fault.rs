@@ -68,6 +68,15 @@ impl Fault {
         }
     }
 
+    /// Returns whether the server has replied to the call, or its state is the reason.
+    pub(crate) fn is_of_server(&self) -> bool {
+        match self {
+            Self::NotRun(cause) | Self::Unknown(cause) => cause.is_of_server(),
+            Self::Rejected(_) => true,
+            Self::Open(_) | Self::NotReplicated(_) => false,
+        }
+    }
+
     /// Returns whether the server refused the call with an error that may pass.
     pub(crate) fn is_refusal(&self) -> bool {
         self.cause().is_some_and(|cause| cause.refusal().is_some())

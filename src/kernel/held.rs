@@ -28,6 +28,7 @@ use crate::kernel::lease::{
 };
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::round::AtServers;
+use crate::kernel::schedule::Scheduled;
 use crate::lost::Lost;
 use crate::name::Name;
 use crate::protocol::one_or_many::OneOrMany;
@@ -41,12 +42,14 @@ pub(crate) struct HeldLease {
     pub(crate) id: HolderId,
     /// The granted tokens: one for each name, or one for all names.
     pub(crate) tokens: OneOrMany<FencingToken>,
-    pub(crate) replicas: Option<Replicas>,
+    /// Boxed: most leases have none.
+    replicas: Option<Box<Replicas>>,
     pub(crate) run: HandoffRun,
     /// What the acquiring command has taken at each server of a quorum.
     pub(crate) at: Option<Arc<AtServers>>,
     /// Distinguishes leases in the schedule.
     pub(crate) serial: u64,
+    pub(super) scheduled: Scheduled,
     pub(super) inner: Mutex<Inner>,
 }
 
@@ -57,13 +60,45 @@ pub(crate) struct Holder {
     pub(crate) handoffs: u32,
     /// For how long the lease lingers after the end of the holding.
     pub(crate) linger: Duration,
-    pub(crate) trace_id: Option<Arc<str>>,
     /// The thread that acquires it, for warnings in debug builds.
     pub(crate) thread: Option<ThreadId>,
     /// Its losses are told to nobody: it is a part of a set that is not complete.
     pub(crate) is_silent: bool,
+    /// `None` if it is empty.
+    pub(crate) reports: Option<Box<Reports>>,
+}
+
+/// What a holder wants to be told, and what log records say about it.
+#[derive(Clone, Default)]
+pub(crate) struct Reports {
+    pub(crate) trace_id: Option<Arc<str>>,
     pub(crate) on_lost: Option<Arc<OnLost>>,
     pub(crate) on_renew: Option<Arc<OnRenew>>,
+}
+
+impl Reports {
+    pub(crate) fn has_callbacks(&self) -> bool {
+        self.on_lost.is_some() || self.on_renew.is_some()
+    }
+}
+
+impl Holder {
+    pub(crate) fn trace_id(&self) -> Option<&Arc<str>> {
+        self.reports.as_ref()?.trace_id.as_ref()
+    }
+
+    fn on_lost(&self) -> Option<&Arc<OnLost>> {
+        self.reports.as_ref()?.on_lost.as_ref()
+    }
+
+    fn on_renew(&self) -> Option<&Arc<OnRenew>> {
+        self.reports.as_ref()?.on_renew.as_ref()
+    }
+
+    /// Returns whether it may own a user's closure.
+    pub(crate) fn has_callbacks(&self) -> bool {
+        self.reports.as_ref().is_some_and(|it| it.has_callbacks())
+    }
 }
 
 pub(super) struct Inner {
@@ -73,21 +108,28 @@ pub(super) struct Inner {
     pub(super) holder: Holder,
     /// When the current holder took the lease; `None` until then.
     pub(super) since: Option<Instant>,
-    listeners: Vec<Sender<Lost>>,
     announced: bool,
     /// Nobody holds the lease, and the client keeps it for a moment.
     pub(super) lingers: bool,
     /// The holder has released the lease, whether it was held or lost.
     pub(super) released_by_holder: bool,
+    /// Made when it is first needed: most holders use none of it.
+    pub(super) extras: Option<Box<Extras>>,
+    /// When the release was sent, until its end is known.
+    pub(super) releasing_since: Option<Instant>,
+    /// It has left its entry: no call waits for its end any more.
+    pub(super) has_left: bool,
+}
+
+/// What few leases have.
+#[derive(Default)]
+pub(super) struct Extras {
+    listeners: Vec<Sender<Lost>>,
     pub(super) operations: VecDeque<Operation>,
     /// The readers' side of the lock, after a downgrade: renewals repeat it.
     pub(super) reader: Option<Arc<dyn Primitive>>,
-    /// When the release was sent, until its end is known.
-    pub(super) releasing_since: Option<Instant>,
     /// The release that the engine must begin, over a quorum.
     pub(super) release: Option<Arc<OperationCell>>,
-    /// It has left its entry: no call waits for its end any more.
-    pub(super) has_left: bool,
 }
 
 impl HeldLease {
@@ -101,26 +143,24 @@ impl HeldLease {
                 Some(all) if all.len() > 1 => all.into_iter().collect(),
                 _ => OneOrMany::One(token),
             },
-            replicas: grant.terms.replicas,
+            replicas: grant.terms.replicas.map(Box::new),
             run: match grant.in_queue {
                 true => run.granted_in_queue(),
                 false => run,
             },
             at: grant.at,
             serial,
+            scheduled: Scheduled::not_yet(),
             inner: Mutex::new(Inner {
                 lease: grant.lease,
                 token,
                 holder: Holder::default(),
                 since: None,
-                listeners: Vec::new(),
                 announced: false,
                 lingers: false,
                 released_by_holder: false,
-                operations: VecDeque::new(),
-                reader: None,
+                extras: None,
                 releasing_since: None,
-                release: None,
                 has_left: false,
             }),
         }
@@ -136,12 +176,15 @@ impl HeldLease {
         let mut inner = self.inner.lock();
         let result = act(&mut inner);
         if let Some(lost) = inner.lease.lost() {
-            for listener in inner.listeners.drain(..) {
-                // Fails only if the receiver was dropped: each channel has room for one message.
-                let _ = listener.try_send(lost);
-            }
-            for operation in inner.operations.drain(..) {
-                fx.operation_ended(&operation.cell, Ok(()));
+            if let Some(extras) = &mut inner.extras {
+                for listener in extras.listeners.drain(..) {
+                    // Fails only if the receiver was dropped: each channel has room for one
+                    // message.
+                    let _ = listener.try_send(lost);
+                }
+                for operation in extras.operations.drain(..) {
+                    fx.operation_ended(&operation.cell, Ok(()));
+                }
             }
             if std::mem::take(&mut inner.lingers) {
                 fx.lingering_lost.push((Arc::clone(self), lost));
@@ -152,8 +195,8 @@ impl HeldLease {
                     lease: Arc::clone(self),
                     lost,
                     token: inner.token,
-                    trace_id: inner.holder.trace_id.clone(),
-                    on_lost: inner.holder.on_lost.clone(),
+                    trace_id: inner.holder.trace_id().cloned(),
+                    on_lost: inner.holder.on_lost().cloned(),
                 });
             }
         }
@@ -187,6 +230,11 @@ impl HeldLease {
         self.inner.lock().lease.is_open()
     }
 
+    /// Returns the replicas that must acknowledge its commands.
+    pub(super) fn replicas(&self) -> Option<Replicas> {
+        self.replicas.as_deref().copied()
+    }
+
     pub(crate) fn token(&self) -> FencingToken {
         self.inner.lock().token
     }
@@ -208,11 +256,11 @@ impl HeldLease {
     }
 
     pub(crate) fn trace_id(&self) -> Option<Arc<str>> {
-        self.inner.lock().holder.trace_id.clone()
+        self.inner.lock().holder.trace_id().cloned()
     }
 
     pub(crate) fn on_renew(&self) -> Option<Arc<OnRenew>> {
-        self.inner.lock().holder.on_renew.clone()
+        self.inner.lock().holder.on_renew().cloned()
     }
 
     pub(super) fn thread(&self) -> Option<ThreadId> {
@@ -221,8 +269,7 @@ impl HeldLease {
 
     /// Returns whether the lease may own a user's closure.
     pub(crate) fn has_callbacks(&self) -> bool {
-        let holder = &self.inner.lock().holder;
-        holder.on_lost.is_some() || holder.on_renew.is_some()
+        self.inner.lock().holder.has_callbacks()
     }
 
     pub(crate) fn ttl_ms(&self) -> u64 {
@@ -267,7 +314,8 @@ impl HeldLease {
 
     /// Returns the lock by which the lease is renewed.
     pub(crate) fn renewed_as(&self) -> Arc<dyn Primitive> {
-        let reader = self.inner.lock().reader.clone();
+        let inner = self.inner.lock();
+        let reader = inner.extras.as_ref().and_then(|it| it.reader.clone());
         reader.unwrap_or_else(|| Arc::clone(&self.lock))
     }
 
@@ -281,7 +329,7 @@ impl HeldLease {
         let (sender, receiver) = bounded(1);
         self.with(fx, |inner| {
             if inner.token == token && inner.lease.status(now) != LeaseStatus::Released {
-                inner.listeners.push(sender);
+                inner.extras().listeners.push(sender);
             }
         });
         receiver
@@ -335,7 +383,7 @@ impl HeldLease {
         let passed = self.with(fx, |inner| {
             if inner.token != token
                 || inner.released_by_holder
-                || self.replicas != terms.replicas
+                || self.replicas() != terms.replicas
                 || !matches!(inner.lease.status(now), LeaseStatus::Held(_))
             {
                 return Err(NoHandoff::Release);
@@ -372,7 +420,7 @@ impl HeldLease {
             let status = inner.lease.release(now);
             inner.lingers = false;
             if let LeaseStatus::Held(_) = status {
-                inner.listeners.clear();
+                inner.disconnect_listeners();
                 inner.releasing_since = Some(now);
             }
             Some(status)
@@ -383,13 +431,13 @@ impl HeldLease {
     /// in the cell.
     pub(super) fn release_by_round(&self) -> Arc<OperationCell> {
         let cell = OperationCell::new();
-        self.inner.lock().release = Some(Arc::clone(&cell));
+        self.inner.lock().extras().release = Some(Arc::clone(&cell));
         cell
     }
 
     /// Returns the release that a round must begin.
     pub(super) fn take_release(&self) -> Option<Arc<OperationCell>> {
-        self.inner.lock().release.take()
+        self.inner.lock().extras.as_mut()?.release.take()
     }
 
     /// Ends the release. Returns false if that was known before: a late end changes nothing.
@@ -418,11 +466,20 @@ impl std::fmt::Debug for HeldLease {
 }
 
 impl Inner {
+    pub(super) fn extras(&mut self) -> &mut Extras {
+        self.extras.get_or_insert_default()
+    }
+
+    fn disconnect_listeners(&mut self) {
+        if let Some(extras) = &mut self.extras {
+            extras.listeners.clear();
+        }
+    }
+
     /// A holding ends, and the lease goes on.
     pub(super) fn end_holding(&mut self, now: Instant) {
         self.lease.hand_off(now, Duration::MAX);
-        // Disconnects the listeners' channels.
-        self.listeners.clear();
+        self.disconnect_listeners();
         self.since = None;
     }
 }

@@ -209,7 +209,7 @@ impl LockEntry {
 
     /// Returns whether a call waits or asks, or watches the name for a set.
     pub(super) fn is_wanted(&self) -> bool {
-        self.is_asked_for() || !self.watches.is_empty()
+        self.is_asked_for() || !self.watches().is_empty()
     }
 
     /// Gives up a lease that was given to a call which did not take it in time.

@@ -26,29 +26,41 @@ const MAX_REJECTED: u32 = 3;
 /// What Redis last said about a name.
 #[derive(Debug, Default)]
 pub(crate) struct LastReply {
-    pub(crate) refused: Option<Refused>,
+    refused: Option<Box<Refused>>,
     /// When the first of the commands without a reply was sent.
     pub(crate) silent_since: Option<Instant>,
-    /// Why the last command got no reply.
-    cause: Option<Cause>,
-    /// The last cause that Redis or the system has named since the last reply.
-    said: Option<Cause>,
-    /// The breaker that stopped the last command.
-    open: Option<Box<OpenCircuit>>,
+    /// Boxed: most entries never have one, and it would be most of their size.
+    failure: Option<Box<LastFailure>>,
     /// When the last command was sent that has run, or may run.
     ran: Instant,
     /// When the last reply arrived.
     heard: Instant,
-    /// Malformed replies in a row, and refusals of a server that has never run a script.
-    malformed: u32,
-    rejected: u32,
-    /// Why the calls that had begun by then fail at once.
-    hopeless: Option<Box<(Instant, Failure)>>,
     /// How long the last reply took.
     pub(crate) took: Duration,
 }
 
+/// The failures since the last reply.
+#[derive(Debug, Default)]
+struct LastFailure {
+    /// Why the last command got no reply.
+    cause: Option<Cause>,
+    /// The last cause that Redis or the system has named.
+    said: Option<Cause>,
+    /// The breaker that stopped the last command.
+    open: Option<Box<OpenCircuit>>,
+    /// Malformed replies in a row, and refusals of a server that has never run a script.
+    malformed: u32,
+    rejected: u32,
+    /// Why the calls that had begun by then fail at once.
+    hopeless: Option<(Instant, Failure)>,
+}
+
 impl LastReply {
+    /// Returns the last refusal.
+    pub(crate) fn refusal(&self) -> Option<Refused> {
+        self.refused.as_deref().cloned()
+    }
+
     /// Returns whether a call may report at its deadline that the lock is taken.
     pub(crate) fn says_taken(&self, start: Instant, deadline: Instant) -> bool {
         let refused = self.refused.as_ref();
@@ -72,12 +84,13 @@ impl LastReply {
         let cause = match fault {
             Fault::NotReplicated(_) | Fault::Rejected(_) => return,
             Fault::Open(open) => {
-                self.open = Some(open);
+                self.failure.get_or_insert_default().open = Some(open);
                 return;
             }
             // No time was left to connect again: the refusal remains the reason.
             Fault::NotRun(cause) if cause.is_silence() => {
-                cause.or_refusal_before(self.said.as_ref())
+                let before = self.failure.as_ref();
+                cause.or_refusal_before(before.and_then(|before| before.said.as_ref()))
             }
             Fault::NotRun(cause) => cause,
             Fault::Unknown(cause) => {
@@ -85,13 +98,14 @@ impl LastReply {
                 cause
             }
         };
-        self.open = None;
-        self.count_hopeless(&cause, now);
-        let cause = cause.or_said_before(&mut self.said);
+        let failure = self.failure.get_or_insert_default();
+        failure.open = None;
+        failure.count_hopeless(&cause, now);
+        let cause = cause.or_said_before(&mut failure.said);
         if says_nothing(&cause) {
             self.silent_since = None;
         }
-        self.cause = Some(cause);
+        failure.cause = Some(cause);
     }
 
     /// The engine has ended the command of a thread that stands still.
@@ -100,31 +114,11 @@ impl LastReply {
         self.ran = self.ran.max(sent);
     }
 
-    /// Calls fail at once if the peer is not a Redis server, or never runs a script.
-    fn count_hopeless(&mut self, cause: &Cause, now: Instant) {
-        self.malformed += u32::from(cause.is_malformed());
-        let refusal = cause.refusal().filter(|refusal| refusal.may_last);
-        self.rejected += u32::from(refusal.is_some());
-        let not_redis = |cause| Failure::unreachable(Some(cause));
-        let failure = match refusal {
-            _ if cause.is_not_redis() => not_redis(cause.clone()),
-            _ if self.malformed >= MAX_MALFORMED => not_redis(cause.last_malformed(self.malformed)),
-            Some(refusal) if self.rejected >= MAX_REJECTED => Failure::Rejected(Error::Refused {
-                server: refusal.server.clone(),
-                command: refusal.command,
-                answer: refusal.answer.clone(),
-                retried_for: None,
-            }),
-            _ => return,
-        };
-        (self.malformed, self.rejected) = (0, 0);
-        self.hopeless = Some(Box::new((now, failure)));
-    }
-
     /// Returns since when Redis has been silent to a call that began at `start`, if it is. A
     /// command that was sent at `under_way` has no reply yet.
     fn silent_since(&self, start: Instant, under_way: Option<Instant>) -> Option<Instant> {
-        let says_nothing_of_it = self.cause.as_ref().is_some_and(says_nothing);
+        let cause = self.failure.as_ref().and_then(|it| it.cause.as_ref());
+        let says_nothing_of_it = cause.is_some_and(says_nothing);
         let under_way = under_way
             .filter(|_| !says_nothing_of_it)
             .map(|sent| sent.max(self.heard));
@@ -140,7 +134,8 @@ impl LastReply {
         under_way: Option<Instant>,
         unreachable_for: Duration,
     ) -> Instant {
-        if self.hopeless.as_ref().is_some_and(|it| start <= it.0) {
+        let hopeless = self.failure.as_ref().and_then(|it| it.hopeless.as_ref());
+        if hopeless.is_some_and(|it| start <= it.0) {
             return Instant::START;
         }
         let since = self.silent_since(start, under_way);
@@ -150,16 +145,19 @@ impl LastReply {
     /// Returns why a call that began at `start` fails.
     pub(crate) fn failure(&self, start: Instant, under_way: Option<Instant>) -> Failure {
         let since = self.silent_since(start, under_way);
-        match (&self.hopeless, &self.open) {
+        let Some(last) = &self.failure else {
+            return Failure::Unreachable { since, cause: None };
+        };
+        match (&last.hopeless, &last.open) {
             (Some(it), _) if start <= it.0 => it.1.clone(),
-            (_, Some(open)) if self.cause.is_none() => Failure::Open {
+            (_, Some(open)) if last.cause.is_none() => Failure::Open {
                 open: open.clone(),
                 since,
                 has_sent: self.ran >= start,
             },
             _ => Failure::Unreachable {
                 since,
-                cause: self.cause.clone(),
+                cause: last.cause.clone(),
             },
         }
     }
@@ -185,7 +183,7 @@ impl LastReply {
     /// arrived first, over another connection.
     pub(crate) fn note(&mut self, refused: Refused) {
         if (self.refused.as_ref()).is_none_or(|last| last.sent <= refused.sent) {
-            self.refused = Some(refused);
+            self.refused = Some(Box::new(refused));
         }
     }
 
@@ -198,14 +196,14 @@ impl LastReply {
             ..self.refused(sent, now, by)
         };
         if let Some(last) = self.refused.as_mut().filter(|last| last.sent == sent) {
-            *last = refused.clone();
+            **last = refused.clone();
         }
         refused
     }
 
     /// The reply to a refresh does not say since when the holder has the lock: an earlier one did.
     pub(crate) fn with_age(&self, by: Arc<RefusedName>, now: Instant) -> Arc<RefusedName> {
-        let is_same = |last: &&Refused| by.names_holder() && last.by.holder == by.holder;
+        let is_same = |last: &&Box<Refused>| by.names_holder() && last.by.holder == by.holder;
         let last = self.refused.as_ref().filter(is_same);
         let age = last.and_then(|last| Some((last.by.detail?, last.arrived.until(now))));
         match age {
@@ -223,7 +221,7 @@ impl LastReply {
         if self.refused.as_ref().is_some_and(|last| last.sent > end) {
             return;
         }
-        self.refused = Some(Refused::until_now(end, end, by));
+        self.refused = Some(Box::new(Refused::until_now(end, end, by)));
     }
 
     /// Records that the lock was free or held by this client at `now`: it was not taken for longer.
@@ -236,6 +234,29 @@ impl LastReply {
     /// Returns when the client asks once more for a call that has this deadline.
     pub(crate) fn ask_at(&self, start: Instant, deadline: Instant) -> Instant {
         last_attempt(start, deadline, self.took)
+    }
+}
+
+impl LastFailure {
+    /// Calls fail at once if the peer is not a Redis server, or never runs a script.
+    fn count_hopeless(&mut self, cause: &Cause, now: Instant) {
+        self.malformed += u32::from(cause.is_malformed());
+        let refusal = cause.refusal().filter(|refusal| refusal.may_last);
+        self.rejected += u32::from(refusal.is_some());
+        let not_redis = |cause| Failure::unreachable(Some(cause));
+        let failure = match refusal {
+            _ if cause.is_not_redis() => not_redis(cause.clone()),
+            _ if self.malformed >= MAX_MALFORMED => not_redis(cause.last_malformed(self.malformed)),
+            Some(refusal) if self.rejected >= MAX_REJECTED => Failure::Rejected(Error::Refused {
+                server: refusal.server.clone(),
+                command: refusal.command,
+                answer: refusal.answer.clone(),
+                retried_for: None,
+            }),
+            _ => return,
+        };
+        (self.malformed, self.rejected) = (0, 0);
+        self.hopeless = Some((now, failure));
     }
 }
 

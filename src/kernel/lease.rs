@@ -3,6 +3,7 @@
 //! While the lease is held, at most one of them is in flight. The engine sends all of them. The
 //! arithmetic is that of `lease/state.rs`.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +15,6 @@ use crate::kernel::effects::{Confirmed, Effects, Renewal};
 use crate::kernel::fault::Fault;
 use crate::kernel::held::{HeldLease, Inner};
 use crate::kernel::mutant::{Mutant, is_on};
-use crate::kernel::schedule::{Item, ItemKey};
 use crate::kernel::waiter::Failure;
 pub(crate) use crate::lease::handoff::{HandoffRun, NoHandoff};
 pub(crate) use crate::lease::state::{BeforeSetTtl, LeaseState};
@@ -78,6 +78,27 @@ pub(crate) enum WorkKind {
     SetTtl(Duration, BeforeSetTtl),
 }
 
+impl LeaseWork {
+    /// Returns whether it is a renewal that nobody waits for.
+    pub(super) fn is_planned(&self) -> bool {
+        matches!(self.kind, WorkKind::Renewal(_)) && self.cell.is_none()
+    }
+
+    /// Returns the command of a renewal.
+    pub(super) fn renewal(&self) -> Option<Command> {
+        let WorkKind::Renewal(request) = self.kind else {
+            return None;
+        };
+        let what = What::Renew {
+            id: self.lease.id.clone(),
+            ttl: request.ttl,
+            may_shorten: false,
+        };
+        let command = Command::new(&self.lease.renewed_as(), what);
+        Some(command.acknowledged_by(self.lease.replicas()))
+    }
+}
+
 impl HeldLease {
     /// Adds an operation of the holder of `token`. Returns false if it holds the lease no more.
     pub(crate) fn want(
@@ -94,17 +115,18 @@ impl HeldLease {
             }
             if let Wanted::Downgrade(reader) = &operation.what {
                 // From before the command is sent: if no reply arrives, it may run later.
-                inner.reader = Some(Arc::clone(reader));
+                inner.extras().reader = Some(Arc::clone(reader));
             }
-            inner.operations.push_back(operation);
+            inner.extras().operations.push_back(operation);
             true
         })
     }
 
     /// Takes back an operation whose holder waits no longer, unless its command was sent.
     pub(crate) fn cancel(&self, cell: &Arc<OperationCell>) {
-        let mut inner = self.inner.lock();
-        (inner.operations).retain(|operation| !Arc::ptr_eq(&operation.cell, cell));
+        if let Some(extras) = &mut self.inner.lock().extras {
+            (extras.operations).retain(|operation| !Arc::ptr_eq(&operation.cell, cell));
+        }
     }
 
     /// Begins the holder's next operation, or a renewal that is due; at most one command is in
@@ -115,7 +137,8 @@ impl HeldLease {
         fx: &mut Effects,
     ) -> Option<(Command, LeaseWork)> {
         let (wanted, kind, cell) = self.with(fx, |inner| {
-            let wanted = inner.operations.front().map(|it| it.what.clone());
+            let front = inner.extras.as_ref().and_then(|it| it.operations.front());
+            let wanted = front.map(|it| it.what.clone());
             let kind = match wanted {
                 None => WorkKind::Renewal(inner.lease.begin_due_renewal(now)?),
                 Some(Wanted::Renew | Wanted::Downgrade(_)) => {
@@ -123,7 +146,9 @@ impl HeldLease {
                 }
                 Some(Wanted::SetTtl(ttl)) => WorkKind::SetTtl(ttl, inner.lease.set_ttl(now, ttl)?),
             };
-            let cell = inner.operations.pop_front().map(|it| it.cell);
+            let operations = inner.extras.as_mut().map(|it| &mut it.operations);
+            let front = operations.and_then(VecDeque::pop_front);
+            let cell = front.map(|it| it.cell);
             Some((wanted, kind, cell))
         })?;
         let (id, may_shorten) = (self.id.clone(), matches!(kind, WorkKind::SetTtl(..)));
@@ -139,7 +164,7 @@ impl HeldLease {
                 may_shorten,
             },
         };
-        let command = Command::new(&self.renewed_as(), what).acknowledged_by(self.replicas);
+        let command = Command::new(&self.renewed_as(), what).acknowledged_by(self.replicas());
         let work = LeaseWork {
             lease: Arc::clone(self),
             kind,
@@ -242,13 +267,9 @@ impl HeldLease {
     /// order.
     pub(super) fn rearm(self: &Arc<Self>, cx: &mut Context<'_>) {
         let inner = self.inner.lock();
-        let key = ItemKey::Lease(self.serial);
         let due = inner.due(cx.now, cx.kernel.limits.command_timeout);
         let _right = (!is_on(Mutant::LeaseIsScheduledLate)).then_some(inner);
-        match due {
-            Some(bounds) => cx.put(key, Item::Lease(Arc::clone(self)), bounds),
-            None => cx.unschedule(&key),
-        }
+        cx.put_lease(self, due);
     }
 
     /// Returns whether one server has all its keys, in one slot.
@@ -261,7 +282,8 @@ impl Inner {
     /// Returns when the engine must look at the lease, and until when it may sleep if it sleeps.
     /// `None` if never again.
     fn due(&self, now: Instant, command_timeout: Duration) -> Option<[Instant; 2]> {
-        if self.release.is_some() {
+        let extras = self.extras.as_ref();
+        if extras.is_some_and(|it| it.release.is_some()) {
             return Some([Instant::START, Instant::START]);
         }
         if let Some(since) = self.releasing_since {
@@ -280,10 +302,12 @@ impl Inner {
             Due::Nothing => None,
             Due::Renewal => Some([now, now]),
             // In flight, no operation can begin: the end of the command looks again.
-            Due::At { best, latest } => match self.operations.is_empty() || self.lease.is_busy() {
-                true => Some([best, latest]),
-                false => Some([now, now]),
-            },
+            Due::At { best, latest } => {
+                match extras.is_none_or(|it| it.operations.is_empty()) || self.lease.is_busy() {
+                    true => Some([best, latest]),
+                    false => Some([now, now]),
+                }
+            }
         }
     }
 }

@@ -144,7 +144,7 @@ impl HeldLease {
         let terms = &wants.terms;
         let handoffs = inner.holder.handoffs.min(terms.handoffs);
         let next = (self.run).relock(&inner.lease, inner.token, terms, handoffs, now);
-        next.filter(|_| is_of_kind && self.replicas == terms.replicas)
+        next.filter(|_| is_of_kind && self.replicas() == terms.replicas)
     }
 
     fn may_relock(&self, wants: &CallTerms, now: Instant) -> bool {

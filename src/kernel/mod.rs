@@ -37,6 +37,7 @@ pub(crate) mod pending;
 pub(crate) mod places;
 pub(crate) mod proposals;
 pub(crate) mod refusals;
+pub(crate) mod renewals;
 pub(crate) mod request;
 pub(crate) mod requests;
 pub(crate) mod round;

@@ -91,6 +91,8 @@ mistakes! {
         UnansweredIsForgotten,
         /// A closed client keeps its places.
         ClosedKeepsPlaces,
+        /// What is found of one lease counts for another that was renewed with it.
+        RenewalsAreMixedUp,
         /// A change of ttl without a reply counts as done.
         SetTtlIsCertain,
         /// A lease that another one has replaced is not lost.

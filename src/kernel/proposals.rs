@@ -67,8 +67,9 @@ impl Kernel {
     ) {
         let needed = self.limits.size.needed;
         self.at(now, fx).with_existing(name, |entry, cx| {
-            entry.live |= 1 << server;
-            let is_listening = entry.live.count_ones() as usize >= needed;
+            let live = &mut entry.extras().live;
+            *live |= 1 << server;
+            let is_listening = live.count_ones() as usize >= needed;
             if is_listening && !std::mem::replace(&mut entry.is_listening, true) {
                 entry.look(cx.now, cx);
                 entry.end_watches(&Failure::Restart, cx);
@@ -80,8 +81,9 @@ impl Kernel {
     pub(crate) fn deaf_at(&self, server: ServerNo, now: Instant, fx: &mut Effects) {
         let needed = self.limits.size.needed;
         self.at(now, fx).for_each(|entry, _| {
-            entry.live &= !(1 << server);
-            entry.is_listening = entry.live.count_ones() as usize >= needed;
+            let live = &mut entry.extras().live;
+            *live &= !(1 << server);
+            entry.is_listening = live.count_ones() as usize >= needed;
         });
     }
 }

@@ -12,7 +12,7 @@ use crate::kernel::fault::Fault;
 use crate::kernel::lease::{LeaseWork, WorkKind};
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::round::{AtServer, Round, RoundKind, RoundNo};
-use crate::kernel::schedule::{Item, ItemKey};
+use crate::kernel::schedule::Item;
 use crate::kernel::table::entry_name;
 use crate::kernel::undo::{PendingRelease, Proof};
 use crate::protocol::answer::Answer;
@@ -75,7 +75,7 @@ impl Engine {
         }
         let open = self.rounds.values().filter(|round| !round.is_over);
         if let Some(at) = open.map(|round| round.next(now)).min() {
-            turn.cx.put(ItemKey::Rounds, Item::Rounds, [at, at]);
+            turn.cx.put(Item::Rounds, [at, at]);
         }
         has_ended
     }
@@ -181,7 +181,7 @@ impl Engine {
         let is_won = matches!(end, Ok(Answer::Granted(_)));
         if is_won && !late && round.waits_for_connections(now, turn.route) {
             let at = round.waits_until.unwrap_or(now);
-            turn.cx.put(ItemKey::Rounds, Item::Rounds, [at, at]);
+            turn.cx.put(Item::Rounds, [at, at]);
             return false;
         }
         if round.slots.is_empty() {

@@ -1,7 +1,8 @@
 //! The schedule: when the engine must look at what, and until when it sleeps.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::clock::Instant;
 use crate::kernel::Kernel;
@@ -11,34 +12,38 @@ use crate::kernel::lease::RENEWAL_WINDOW;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::name::Name;
 
-/// How many leases are renewed early, together with those that are due: each renewal that has no
-/// reply yet takes half as much memory as its lease.
-const MOST_TOGETHER: usize = 256;
+/// How many leases are renewed early, together with those that are due: three commands of most
+/// kinds.
+const MOST_TOGETHER: usize = 300;
 
-/// Something that the engine must look at.
-#[derive(Clone, Debug)]
+/// Something that the engine must look at, besides leases.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Item {
-    Lease(Arc<HeldLease>),
     Entry(Name),
     Pending,
     /// The time of a round may be over.
     Rounds,
 }
 
-/// Identifies an item. At one instant, leases come first.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum ItemKey {
-    Lease(u64),
-    Entry(Name),
-    Pending,
-    Rounds,
+/// What is due.
+#[derive(Debug, Default)]
+pub(super) struct Taken {
+    pub(super) leases: Vec<Arc<HeldLease>>,
+    pub(super) items: Vec<Item>,
 }
+
+/// When a lease is in the schedule; `NEVER` if it is not. Changed under the lock of the schedule
+/// alone.
+pub(crate) struct Scheduled(AtomicU64);
 
 /// When the engine must look at what.
 #[derive(Debug)]
 pub(crate) struct Schedule {
-    due: BTreeMap<(Instant, ItemKey), Item>,
-    at: HashMap<ItemKey, Instant>,
+    /// The leases by their serial numbers. Each knows when it is here: a client can have many of
+    /// them, and nothing else in the schedule.
+    leases: BTreeMap<(Instant, u64), Arc<HeldLease>>,
+    due: BTreeSet<(Instant, Item)>,
+    at: HashMap<Item, Instant>,
     /// Until when the engine sleeps; `START` while it is awake. Changed with the reading of the
     /// first key in one critical section.
     sleeps_until: Instant,
@@ -51,7 +56,8 @@ pub(crate) struct Schedule {
 impl Default for Schedule {
     fn default() -> Self {
         Self {
-            due: BTreeMap::new(),
+            leases: BTreeMap::new(),
+            due: BTreeSet::new(),
             at: HashMap::new(),
             sleeps_until: Instant::NEVER,
             is_idle: false,
@@ -62,13 +68,29 @@ impl Default for Schedule {
 
 impl Schedule {
     /// Puts an item, in place of its earlier entry. Returns whether the engine must be woken.
-    pub(super) fn put(&mut self, key: ItemKey, item: Item, at: Instant, latest: Instant) -> bool {
-        // A key always stands for the same item: put for the same instant, it stays.
-        if self.at.get(&key) != Some(&at) {
-            self.remove(&key);
+    pub(super) fn put(&mut self, item: Item, at: Instant, latest: Instant) -> bool {
+        if self.at.get(&item) != Some(&at) {
+            self.remove(&item);
             if at < Instant::NEVER {
-                self.at.insert(key.clone(), at);
-                self.due.insert((at, key), item);
+                self.at.insert(item.clone(), at);
+                self.due.insert((at, item));
+            }
+        }
+        self.must_wake(latest)
+    }
+
+    /// Puts a lease, in place of its earlier entry. Returns whether the engine must be woken.
+    pub(super) fn put_lease(
+        &mut self,
+        lease: &Arc<HeldLease>,
+        at: Instant,
+        latest: Instant,
+    ) -> bool {
+        if lease.scheduled.get() != at {
+            self.remove_lease(lease);
+            if at < Instant::NEVER {
+                lease.scheduled.set(at);
+                self.leases.insert((at, lease.serial), Arc::clone(lease));
             }
         }
         self.must_wake(latest)
@@ -82,46 +104,71 @@ impl Schedule {
         wakes
     }
 
-    pub(super) fn remove(&mut self, key: &ItemKey) -> Option<Item> {
-        let at = self.at.remove(key)?;
-        self.due.remove(&(at, key.clone()))
+    pub(super) fn remove(&mut self, item: &Item) {
+        if let Some(at) = self.at.remove(item) {
+            self.due.remove(&(at, item.clone()));
+        }
+    }
+
+    /// Takes a lease out. The caller has it, too: this never drops the last one.
+    pub(super) fn remove_lease(&mut self, lease: &HeldLease) {
+        self.leases.remove(&(lease.scheduled.get(), lease.serial));
+        lease.scheduled.set(Instant::NEVER);
     }
 
     /// Returns whether the engine will look at a lease with this id.
     #[cfg(sim)]
     pub(super) fn has_lease(&self, id: &str) -> bool {
-        let mut items = self.due.values();
-        items.any(|item| matches!(item, Item::Lease(lease) if lease.id.as_str() == id))
+        self.leases.values().any(|lease| lease.id.as_str() == id)
     }
 
     pub(super) fn next(&self) -> Instant {
-        let first = self.due.first_key_value();
-        first.map_or(Instant::NEVER, |((at, _), _)| *at)
+        let lease = self.leases.first_key_value().map(|((at, _), _)| *at);
+        let item = self.due.first().map(|(at, _)| *at);
+        lease
+            .into_iter()
+            .chain(item)
+            .min()
+            .unwrap_or(Instant::NEVER)
     }
 
-    pub(super) fn take(&mut self, now: Instant) -> Vec<Item> {
-        let mut items = Vec::new();
-        while let Some(first) = self.due.first_entry()
-            && first.key().0 <= now
-        {
-            let ((_, key), item) = first.remove_entry();
-            self.at.remove(&key);
-            items.push(item);
-        }
-        if items.iter().any(|item| matches!(item, Item::Lease(_))) {
-            // Leases that are due soon are renewed together.
-            let soon = now.after(RENEWAL_WINDOW);
-            let due = self.due.range(..(soon, ItemKey::Lease(0)));
-            let leases = due.filter(|(_, item)| matches!(item, Item::Lease(_)));
-            let keys = leases.map(|(key, _)| key.clone());
-            let keys = keys.take(at_most(Bound::Together, MOST_TOGETHER));
-            let keys: Vec<(Instant, ItemKey)> = keys.collect();
-            for key in keys {
-                self.at.remove(&key.1);
-                items.extend(self.due.remove(&key));
+    pub(super) fn take(&mut self, now: Instant) -> Taken {
+        let mut taken = Taken::default();
+        // Leases that are due soon are renewed together with those that are due.
+        let soon = now.after(RENEWAL_WINDOW);
+        let most = at_most(Bound::Together, MOST_TOGETHER);
+        let mut early = 0;
+        while let Some(first) = self.leases.first_entry() {
+            let (at, _) = *first.key();
+            early += usize::from(at > now);
+            if at > now && (taken.leases.is_empty() || at >= soon || early > most) {
+                break;
             }
+            let lease = first.remove();
+            lease.scheduled.set(Instant::NEVER);
+            taken.leases.push(lease);
         }
-        items
+        while let Some((_, item)) = self.due.first().filter(|(at, _)| *at <= now) {
+            self.at.remove(item);
+            taken
+                .items
+                .extend(self.due.pop_first().map(|(_, item)| item));
+        }
+        taken
+    }
+}
+
+impl Scheduled {
+    pub(super) fn not_yet() -> Self {
+        Self(AtomicU64::new(Instant::NEVER.as_nanos()))
+    }
+
+    fn get(&self) -> Instant {
+        Instant::from_nanos(self.0.load(Ordering::Relaxed))
+    }
+
+    fn set(&self, at: Instant) {
+        self.0.store(at.as_nanos(), Ordering::Relaxed);
     }
 }
 

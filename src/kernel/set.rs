@@ -254,7 +254,7 @@ impl SetAcquire {
                     cx.kernel.table.note_set(&lease);
                     // An earlier holder proves at the deadline that the set was taken.
                     let name = entry_name(&*self.names[n]);
-                    let refused = cx.with_existing(&name, |it, _| it.last.refused.clone());
+                    let refused = cx.with_existing(&name, |it, _| it.last.refusal());
                     let says_taken = |by: &Refused| by.says_taken(self.start, self.wants.deadline);
                     let refused = refused.flatten().filter(says_taken);
                     let refused = refused.map(|by| of_name(self.stage, by));

@@ -49,7 +49,7 @@ impl Watching {
     ) -> Self {
         let cell = Arc::new(WaiterCell::new());
         cx.with_entry(lock, |entry, cx| {
-            entry.watches.push(Watch {
+            entry.extras().watches.push(Watch {
                 cell: Arc::clone(&cell),
                 lock: Arc::clone(lock),
                 wakes,
@@ -74,7 +74,8 @@ impl Watching {
 
     pub(super) fn end(self, cx: &mut Context<'_>) {
         cx.with_existing(&entry_name(&*self.lock), |entry, _| {
-            (entry.watches).retain(|watch| !Arc::ptr_eq(&watch.cell, &self.cell));
+            let watches = &mut entry.extras().watches;
+            watches.retain(|watch| !Arc::ptr_eq(&watch.cell, &self.cell));
         });
     }
 }
@@ -193,7 +194,7 @@ impl LockEntry {
     /// The name may be free, or the client is closed: calls for sets go on.
     pub(super) fn end_watches(&self, failure: &Failure, cx: &mut Context<'_>) {
         let is_closed = matches!(failure, Failure::Closed);
-        let ended = self.watches.iter().filter(|it| it.wakes || is_closed);
+        let ended = self.watches().iter().filter(|it| it.wakes || is_closed);
         for watch in ended {
             *watch.cell.outcome.lock() = Some(Outcome::Failed(failure.clone()));
             cx.fx.wake.push(Arc::clone(&watch.cell));

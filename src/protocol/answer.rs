@@ -68,6 +68,8 @@ pub(crate) enum Answer {
     /// Another holder's value.
     Foreign(Vec<u8>),
     Undone(Undone),
+    /// What a renewal of many leases found of each.
+    Renewed(Vec<KeyState>),
     /// The holder; `None` if the lock is free.
     Holder(Option<Holder>),
     /// The writer, or the readers, who share the lock. Nobody if it is free.
@@ -97,10 +99,13 @@ pub(crate) enum KeyState {
 }
 
 impl Answer {
-    /// Returns true if a call acquired, released or renewed the lock.
+    /// Returns true if a call acquired, released or renewed the lock, or renewed all of many leases.
     pub(crate) fn is_done(&self) -> bool {
-        let key_state = self.key_state();
-        matches!(self, Self::Granted(_)) || key_state == Some(KeyState::Ours)
+        match self {
+            Self::Granted(_) => true,
+            Self::Renewed(found) => found.iter().all(|state| *state == KeyState::Ours),
+            answer => answer.key_state() == Some(KeyState::Ours),
+        }
     }
 
     /// Returns the state that a release or renewal found; `None` for the answer to another call.

@@ -10,6 +10,7 @@ use crate::protocol::keys::Keys;
 use crate::protocol::mutex::{self, ACQUIRE};
 use crate::protocol::primitive::{Acquire, AtRelease, Primitive, Queueing, RedisQueue};
 use crate::protocol::queue_keys::{QueueKeys, queue_script};
+use crate::protocol::renew_many::RenewMany;
 use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
 
@@ -77,6 +78,10 @@ impl Primitive for CohortKeys {
 
     fn renew<'a>(&'a self, id: &'a HolderId, ttl: Duration, may_shorten: bool) -> Call<'a> {
         mutex::renew(self.keys(), &mutex::RENEW, id, ttl, may_shorten)
+    }
+
+    fn renew_many(&self) -> Option<&'static RenewMany> {
+        Some(&mutex::RENEW_MANY)
     }
 
     fn queue(&self) -> Option<&dyn RedisQueue> {

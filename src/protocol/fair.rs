@@ -8,6 +8,7 @@ use crate::protocol::keys::Keys;
 use crate::protocol::mutex;
 use crate::protocol::primitive::{Acquire, Admission, AtRelease, Primitive, RedisQueue};
 use crate::protocol::queue_keys::{LOCKS, QueueKeys, QueueRules};
+use crate::protocol::renew_many::RenewMany;
 use crate::protocol::script::{Arg, Call};
 
 /// One holder at a time.
@@ -53,6 +54,10 @@ impl Primitive for FairMutexKeys {
 
     fn renew<'a>(&'a self, id: &'a HolderId, ttl: Duration, may_shorten: bool) -> Call<'a> {
         mutex::renew(&self.0.keys, &mutex::RENEW, id, ttl, may_shorten)
+    }
+
+    fn renew_many(&self) -> Option<&'static RenewMany> {
+        Some(&mutex::RENEW_MANY)
     }
 
     fn queue(&self) -> Option<&dyn RedisQueue> {

@@ -14,6 +14,7 @@ pub(crate) mod probe;
 pub(crate) mod queue_keys;
 pub(crate) mod redirect;
 pub(crate) mod refusal;
+pub(crate) mod renew_many;
 pub(crate) mod reply;
 pub(crate) mod rw_lock;
 pub(crate) mod script;

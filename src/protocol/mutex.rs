@@ -7,6 +7,7 @@ use crate::holder_id::HolderId;
 use crate::protocol::answer::Wanted;
 use crate::protocol::keys::Keys;
 use crate::protocol::primitive::{Acquire, AtRelease, Primitive};
+use crate::protocol::renew_many::RenewMany;
 use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
 
@@ -14,6 +15,11 @@ pub(super) static ACQUIRE: Script = script!("acquire", "take_free", "draw_free",
 pub(super) static PROPOSE: Script = script!("propose", "last_token");
 pub(super) static RELEASE: Script = script!("release", "rewrite");
 pub(super) static RENEW: Script = script!("renew", "rewrite");
+/// Also serves all other locks of one name that have one holder.
+pub(super) static RENEW_MANY: RenewMany = RenewMany {
+    script: script!("renew_many", "rewrite"),
+    most: 100,
+};
 /// Also serves locks of several names.
 pub(super) static UNDO: Script = script!("undo", "rewrite");
 
@@ -49,6 +55,10 @@ impl Primitive for MutexKeys {
 
     fn renew<'a>(&'a self, id: &'a HolderId, ttl: Duration, may_shorten: bool) -> Call<'a> {
         renew(&self.0, &RENEW, id, ttl, may_shorten)
+    }
+
+    fn renew_many(&self) -> Option<&'static RenewMany> {
+        Some(&RENEW_MANY)
     }
 }
 

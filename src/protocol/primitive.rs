@@ -9,6 +9,7 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::holder_id::HolderId;
 use crate::protocol::keys::Keys;
+use crate::protocol::renew_many::RenewMany;
 use crate::protocol::script::{Arg, Call};
 
 /// A kind of lock: its keys and its calls.
@@ -32,6 +33,11 @@ pub(crate) trait Primitive: fmt::Debug + Send + Sync {
 
     /// Sets the ttl; shortens it only if `may_shorten`.
     fn renew<'a>(&'a self, id: &'a HolderId, ttl: Duration, may_shorten: bool) -> Call<'a>;
+
+    /// The script that renews many leases of this kind; `None` if each of them is renewed alone.
+    fn renew_many(&self) -> Option<&'static RenewMany> {
+        None
+    }
 
     /// Returns a new id for a lease of `owner`.
     fn fresh_id(&self, owner: &str) -> HolderId {

@@ -9,6 +9,7 @@ use crate::protocol::keys::Keys;
 use crate::protocol::mutex;
 use crate::protocol::primitive::{Acquire, Admission, AtRelease, Primitive, RedisQueue};
 use crate::protocol::queue_keys::{LOCKS, QueueKeys, QueueRules, keys_of_lock, queue_script};
+use crate::protocol::renew_many::RenewMany;
 use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
 
@@ -30,6 +31,19 @@ pub(super) static RENEW: Script = script!(
     "later_end",
     "keep_reader"
 );
+pub(super) static RENEW_MANY: RenewMany = RenewMany {
+    script: script!(
+        "renew_shared_many",
+        "state",
+        "each_reader",
+        "last_token",
+        "now",
+        "locks",
+        "later_end",
+        "keep_reader"
+    ),
+    most: 32,
+};
 pub(super) static INSPECT: Script = script!("inspect_shared", "now");
 
 /// The keys and calls of one side of an [`RwLock`](crate::RwLock).
@@ -93,6 +107,13 @@ impl Primitive for RwLockKeys {
         ];
         let keys: [&[Vec<u8>]; 2] = [&self.queue.keys.locks, slice::from_ref(readers)];
         Call::new(Verb::Renew, &RENEW, keys, args)
+    }
+
+    fn renew_many(&self) -> Option<&'static RenewMany> {
+        Some(match self.reads {
+            true => &RENEW_MANY,
+            false => &mutex::RENEW_MANY,
+        })
     }
 
     fn downgrade<'a>(&'a self, id: &'a HolderId, ttl: Duration) -> Call<'a> {

@@ -12,6 +12,7 @@ use crate::protocol::primitive::{Acquire, Admission, AtRelease, Primitive, Redis
 use crate::protocol::queue_keys::{
     QueueKeys, QueueRules, QueueScripts, queue_script, queue_scripts,
 };
+use crate::protocol::renew_many::RenewMany;
 use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
 
@@ -43,6 +44,10 @@ pub(super) static RULES: QueueRules = QueueRules {
 };
 
 pub(super) static RENEW: Script = script!("permits_renew", "now");
+pub(super) static RENEW_MANY: RenewMany = RenewMany {
+    script: script!("permits_renew_many", "now"),
+    most: 64,
+};
 pub(super) static INSPECT: Script = script!("permits_inspect", "now");
 
 /// The keys and calls of a [`Semaphore`](crate::Semaphore), and how many permits a call wants.
@@ -108,6 +113,10 @@ impl Primitive for SemaphoreKeys {
 
     fn renew<'a>(&'a self, id: &'a HolderId, ttl: Duration, may_shorten: bool) -> Call<'a> {
         mutex::renew(&self.queue.keys, &RENEW, id, ttl, may_shorten)
+    }
+
+    fn renew_many(&self) -> Option<&'static RenewMany> {
+        Some(&RENEW_MANY)
     }
 
     /// The id begins with the number of permits: scripts that receive only the id read it there.

@@ -30,6 +30,7 @@ fn the_documented_user_may_do_what_the_scripts_call() {
         &mutex::PROPOSE,
         &mutex::RELEASE,
         &mutex::RENEW,
+        &mutex::RENEW_MANY.script,
         &mutex::UNDO,
     ];
     let all = [
@@ -49,8 +50,16 @@ fn the_documented_user_may_do_what_the_scripts_call() {
             &scripts.undo,
         ]
     });
-    let permits = [&semaphore::RENEW, &semaphore::INSPECT];
-    let shared = [&rw_lock::DOWNGRADE, &rw_lock::RENEW];
+    let permits = [
+        &semaphore::RENEW,
+        &semaphore::RENEW_MANY.script,
+        &semaphore::INSPECT,
+    ];
+    let shared = [
+        &rw_lock::DOWNGRADE,
+        &rw_lock::RENEW,
+        &rw_lock::RENEW_MANY.script,
+    ];
     let cohort = [&cohort::RELEASE, &cohort::REFRESH];
     let reads = [&keys::INSPECT, &keys::FENCE, &rw_lock::INSPECT];
     let locks = mutex.into_iter().chain(all).chain(queues);

@@ -4,6 +4,7 @@
 use crate::protocol::answer::{Answer, Undone, Wanted};
 use crate::protocol::permits_out::PermitsOut;
 use crate::protocol::place::Refreshed;
+use crate::protocol::renew_many;
 use crate::protocol::reply::Reply;
 
 /// The kind of a call.
@@ -16,6 +17,8 @@ pub(crate) enum Verb {
     /// Releases the lock, or removes the place, of each of this number of holder ids.
     Undo(usize),
     Renew,
+    /// Renews this number of leases.
+    RenewMany(usize),
     /// Reads the holder.
     Inspect,
     /// Reads the last fencing token.
@@ -79,6 +82,7 @@ impl Verb {
             Self::PassOn => Answer::read_passed_on(reply),
             Self::Undo(ids) => Undone::read(reply, ids).map(Answer::Undone),
             Self::Renew => Answer::read_key(reply),
+            Self::RenewMany(leases) => renew_many::read(reply, leases).map(Answer::Renewed),
             Self::Inspect => Answer::read_holder(reply),
             Self::InspectPermits => PermitsOut::read(reply).map(Answer::Permits),
             Self::InspectShared => Answer::read_holders(reply),

@@ -43,7 +43,7 @@ impl Runtime {
     pub(crate) fn carry_out_here(&self, fx: Effects) {
         let mut owned = self.carry_out_but_drops(fx, Instant::NEVER);
         owned.retain(|it| match it {
-            Discard::Holder(holder) => holder.on_lost.is_some() || holder.on_renew.is_some(),
+            Discard::Holder(holder) => holder.has_callbacks(),
             Discard::Lease(lease) => lease.has_callbacks(),
         });
         if !owned.is_empty() {

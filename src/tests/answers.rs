@@ -1,7 +1,7 @@
 //! Checks of the answers that are read from a reply to a script or a command.
 
 use crate::holder::Holder;
-use crate::protocol::answer::{Answer, Wanted};
+use crate::protocol::answer::{Answer, KeyState, Wanted};
 use crate::protocol::place::{Refreshed, read_grant};
 use crate::protocol::reply::Reply;
 use crate::protocol::verb::Verb;
@@ -46,6 +46,8 @@ pub(super) fn check_answers(reply: &Reply, most: usize) {
         Verb::Undo(1),
         Verb::Undo(3),
         Verb::Renew,
+        Verb::RenewMany(1),
+        Verb::RenewMany(3),
         Verb::Inspect,
         Verb::ReadFence,
         Verb::InspectPermits,
@@ -73,6 +75,7 @@ fn check_answer(verb: Verb, reply: &Reply, most: usize) {
         Verb::Acquire(wanted) => check_acquired(reply, wanted),
         Verb::Release | Verb::PassOn | Verb::Renew => check_ended(verb, reply),
         Verb::Undo(ids) => check_undone(reply, ids),
+        Verb::RenewMany(leases) => check_renewed(reply, leases),
         Verb::Inspect | Verb::ReadFence | Verb::InspectPermits | Verb::InspectShared => {
             check_inspected(verb, reply, most);
         }
@@ -161,6 +164,26 @@ fn check_ended(verb: Verb, reply: &Reply) {
         Some(Answer::Gone) => assert_eq!(*reply, Reply::Int(0)),
         Some(Answer::Foreign(value)) => assert_eq!(*reply, Reply::Text(value)),
         None => {}
+        other => panic!("{other:?} of {reply:?}"),
+    }
+}
+
+/// Checks the answer about many leases: an item says something of one lease alone.
+fn check_renewed(reply: &Reply, leases: usize) {
+    let numbers = numbers(reply);
+    let is_said = matches!(reply, Reply::List(items) if items.len() == leases)
+        && numbers.len() == leases
+        && numbers.iter().all(|number| (0..=2).contains(number));
+    match Verb::RenewMany(leases).read(reply.clone()) {
+        Some(Answer::Renewed(found)) => {
+            let number = |state: &KeyState| match state {
+                KeyState::Gone => 0,
+                KeyState::Ours => 1,
+                KeyState::Foreign => 2,
+            };
+            assert!(is_said && found.iter().map(number).eq(numbers), "{reply:?}");
+        }
+        None => assert!(!is_said, "{reply:?}"),
         other => panic!("{other:?} of {reply:?}"),
     }
 }

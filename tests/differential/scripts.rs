@@ -28,6 +28,8 @@ const SCRIPTS: &[(&str, &str)] = &[
     ("release_all", "2 lock0 lock1 wake0 wake1 $id+"),
     ("undo", "1 lock# wake# $id+"),
     ("renew", "1 lock# $id $ttl $one?"),
+    ("renew_many", "2 lock0 lock1 $ttl $id $id"),
+    ("renew_many", "1 lock# $ttl $id"),
     ("renew_all", "2 lock0 lock1 $id $ttl $one?"),
     ("inspect", "2 lock# fence#"),
     ("fence", "1 fence#"),
@@ -92,12 +94,21 @@ const SCRIPTS: &[(&str, &str)] = &[
         "4 permits# fence# queue# places# wake# $member+",
     ),
     ("permits_renew", "1 permits# $member $ttl $one?"),
+    (
+        "permits_renew_many",
+        "3 permits0 permits1 permits0 $ttl $member $member $member",
+    ),
+    ("permits_renew_many", "1 permits# $ttl $member"),
     ("permits_inspect", "2 permits# fence# $most"),
     (
         "downgrade",
         "5 lock# fence# queue# places# readers# $id $ttl",
     ),
     ("renew_shared", "2 lock# readers# $id $ttl $one?"),
+    (
+        "renew_shared_many",
+        "6 lock0 readers0 lock1 readers1 lock0 readers0 $ttl $id $id $id",
+    ),
     ("inspect_shared", "3 lock# fence# readers#"),
 ];
 

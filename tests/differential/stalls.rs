@@ -59,6 +59,32 @@ fn renewal_of_one_permit_does_not_make_the_permits_expire_earlier() {
     );
 }
 
+#[test]
+fn renewal_of_many_permits_does_not_make_them_expire_earlier() {
+    check(
+        &["permits"],
+        &[
+            "permits queue_enter/4 permits fence queue places 1_id0 10000 1/3 0",
+            "permits queue_enter/4 permits fence queue places 1_id1 1000 1/3 0",
+            "permits queue_enter/4 permits fence queue places 1_id2 1000 1/3 0",
+        ],
+        "permits_renew_many/2 permits permits 9950 1_id1 1_id2",
+    );
+}
+
+#[test]
+fn readers_renewed_together_do_not_expire_earlier() {
+    check(
+        &["lock", "readers"],
+        &[
+            "queue_enter/5 lock fence queue places readers id0 10000 r 0",
+            "queue_enter/5 lock fence queue places readers id1 1000 r 0",
+            "queue_enter/5 lock fence queue places readers id2 1000 r 0",
+        ],
+        "renew_shared_many/4 lock readers lock readers 9950 id1 id2",
+    );
+}
+
 /// Checks that a call during which the server stalls makes none of these keys expire earlier.
 ///
 /// A call is the name of a script, a slash, the number of keys, the keys and the arguments. In a

@@ -46,6 +46,7 @@ mod quorum;
 mod refusals;
 mod release_outages;
 mod renewal;
+mod renewals_together;
 mod replicas;
 mod replies;
 mod rw_lock;
@@ -157,6 +158,7 @@ const TESTS: &[Listed] = &[
     queue::TESTS,
     refusals::TESTS,
     renewal::TESTS,
+    renewals_together::TESTS,
     replicas::TESTS,
     replies::TESTS,
     sections::TESTS,

@@ -54,6 +54,7 @@ pub const PROPOSE_ALL: &str = source!("last_token", "propose_all");
 pub const RELEASE: &str = source!("rewrite", "release");
 pub const RELEASE_ALL: &str = source!("rewrite", "release_all");
 pub const RENEW: &str = source!("rewrite", "renew");
+pub const RENEW_MANY: &str = source!("rewrite", "renew_many");
 pub const RENEW_ALL: &str = source!("rewrite", "renew_all");
 pub const UNDO: &str = source!("rewrite", "undo");
 pub const INSPECT: &str = source!("inspect");
@@ -111,8 +112,19 @@ pub const RENEW_SHARED: &str = source!(
     "keep_reader",
     "renew_shared"
 );
+pub const RENEW_SHARED_MANY: &str = source!(
+    "state",
+    "each_reader",
+    "last_token",
+    "now",
+    "locks",
+    "later_end",
+    "keep_reader",
+    "renew_shared_many"
+);
 pub const INSPECT_SHARED: &str = source!("now", "inspect_shared");
 pub const PERMITS_RENEW: &str = source!("now", "permits_renew");
+pub const PERMITS_RENEW_MANY: &str = source!("now", "permits_renew_many");
 pub const PERMITS_INSPECT: &str = source!("now", "permits_inspect");
 
 /// Returns the token that an acquire or enter granted for one name; `None` if its reply refuses.
@@ -134,7 +146,7 @@ pub fn granted(reply: &redis::Value) -> Option<u64> {
 }
 
 /// Each script, with its name in the tests.
-pub const NAMED: [(&str, &str); 29] = [
+pub const NAMED: [(&str, &str); 32] = [
     ("acquire", ACQUIRE),
     ("acquire_all", ACQUIRE_ALL),
     ("propose", PROPOSE),
@@ -143,8 +155,10 @@ pub const NAMED: [(&str, &str); 29] = [
     ("release", COHORT_RELEASE),
     ("release_all", RELEASE_ALL),
     ("renew", RENEW),
+    ("renew_many", RENEW_MANY),
     ("renew_all", RENEW_ALL),
     ("renew_shared", RENEW_SHARED),
+    ("renew_shared_many", RENEW_SHARED_MANY),
     ("undo", UNDO),
     ("inspect", INSPECT),
     ("inspect_shared", INSPECT_SHARED),
@@ -153,6 +167,7 @@ pub const NAMED: [(&str, &str); 29] = [
     ("probe", PROBE),
     ("downgrade", DOWNGRADE),
     ("permits_renew", PERMITS_RENEW),
+    ("permits_renew_many", PERMITS_RENEW_MANY),
     ("permits_inspect", PERMITS_INSPECT),
     ("queue_enter", LOCKS.enter),
     ("queue_enter", PERMITS.enter),

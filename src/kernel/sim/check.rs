@@ -13,7 +13,7 @@ use crate::clock::Instant;
 use crate::kernel::Kernel;
 use crate::kernel::bounds::Bound;
 use crate::kernel::call::Call;
-use crate::kernel::effects::Effects;
+use crate::kernel::effects::{Effects, Told};
 use crate::kernel::entry::LockEntry;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::LeaseStatus;
@@ -140,7 +140,10 @@ impl World {
         }
         for told in &fx.lost {
             let text = format!("c{client} is told {told:?}");
-            self.say(|| text);
+            self.say(|| text.clone());
+            if self.still_has(told) {
+                return Err(self.violation("P9", format!("{text}, which still has the lock")));
+            }
         }
         let held = held_names(&self.clients[client].kernel, &self.names);
         let before = std::mem::replace(&mut self.clients[client].held, held.clone());
@@ -169,6 +172,23 @@ impl World {
             self.leases.push(Registered { client, key, lease });
         }
         Ok(())
+    }
+
+    /// Returns whether the server has a lease of which a reply is said to have told the loss.
+    fn still_has(&self, told: &Told) -> bool {
+        let id = told.lease.id.as_str();
+        let now = self.server_now();
+        let has_it = |data: &Data| {
+            let mut data = data.clone();
+            data.settle(now);
+            let is_its = data.lock.is_some_and(|(holder, _)| holder == id);
+            is_its || data.readers.contains_key(id) || data.permits.contains_key(id)
+        };
+        matches!(told.lost, Lost::Deleted | Lost::Taken)
+            && told.lease.lock.keys().names.len() == 1
+            && !self.lost_data
+            && !self.over.contains(id)
+            && self.server.data.values().any(has_it)
     }
 
     /// P1, P3, P7, P9.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use crate::holder::READERS;
-use crate::kernel::command::{Command, Inbox};
+use crate::kernel::command::{Command, Inbox, What};
 use crate::protocol::answer::Answer;
 use crate::protocol::primitive::{Primitive, Reached};
 use crate::protocol::reply::Reply;
@@ -128,9 +128,10 @@ impl Server {
         });
         self.plain += u64::from(matches!(answer, Answer::PlainRelease));
         let names = command.lock.keys().names.iter();
-        let keys: Vec<Vec<u8>> = match command.lock.permits() {
-            Some(_) => vec![key_of(&*command.lock)],
-            None => names.map(|name| name.as_bytes().to_vec()).collect(),
+        let keys: Vec<Vec<u8>> = match (&command.what, command.lock.permits()) {
+            (What::RenewMany { .. }, _) => self.data.keys().cloned().collect(),
+            (_, Some(_)) => vec![key_of(&*command.lock)],
+            (_, None) => names.map(|name| name.as_bytes().to_vec()).collect(),
         };
         for key in keys {
             let before = self.data.remove(&key).unwrap_or_default();

@@ -113,6 +113,8 @@ enum Up {
 struct Again {
     node: usize,
     is_asking: bool,
+    /// Otherwise the node does not know its script.
+    is_redirect: bool,
     pause: Time,
 }
 

@@ -67,6 +67,10 @@ impl Route for Servers<'_> {
         self.is_final
     }
 
+    fn has_slots(&self) -> bool {
+        self.deployment.slot_map().is_some()
+    }
+
     fn link(&self, server: ServerNo) -> Link {
         if !self.deployment.is_quorum() {
             // The parts of a set in several slots are queued as all other commands.
@@ -303,7 +307,7 @@ impl<'a> EngineLoop<'a> {
         let mut fx = Effects::default();
         let servers = servers(self.runtime, &self.pipes);
         let more = (self.engine).ended(self.kernel, ticket, end, [now, now], &servers, &mut fx);
-        debug_assert!(more.is_empty());
+        debug_assert!(more.is_empty(), "it is no renewal");
         self.runtime.carry_out_here(fx);
     }
 
@@ -409,7 +413,7 @@ fn note_health(
     end: &Result<Answer, Fault>,
     now: Instant,
 ) {
-    if !matches!(command.what, What::Renew { .. }) {
+    if !matches!(command.what, What::Renew { .. } | What::RenewMany { .. }) {
         return;
     }
     let endpoint = runtime.endpoints.of(server);

@@ -276,6 +276,9 @@ impl Pipes {
             return Some(outcome(server, ended));
         }
         let next = map.redirected(slot, server, redirect);
+        if !ended.job.follows_redirects() {
+            return Some(outcome(server, ended));
+        }
         let mut sending = ended.job;
         sending.is_asking = matches!(redirect, Redirect::Ask(..));
         if *redirect != Redirect::TryAgain {

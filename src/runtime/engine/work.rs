@@ -76,6 +76,15 @@ impl Sending {
         }
     }
 
+    /// Returns whether it follows redirects. A node that has only some of the keys refuses the
+    /// renewal of many leases: they are then renewed one by one.
+    pub(in crate::runtime) fn follows_redirects(&self) -> bool {
+        let Work::Lock(_, command, _) = &self.work else {
+            return true;
+        };
+        !matches!(command.what, What::RenewMany { .. })
+    }
+
     /// Returns the slot of its keys; `None` for a command of one server.
     pub(in crate::runtime) fn slot(&self) -> Option<u16> {
         self.with_request(|request| match request {

@@ -238,6 +238,11 @@ fn mutex(raw: &mut Raw, replies: &mut Replies) {
     ] {
         note(what, raw.script(scripts::RENEW, &[key], &[id, TTL, "0"]));
     }
+    let both = &["lock:a", "lock:a", "lock:free"];
+    note(
+        "renew_many, held, another's and free",
+        raw.script(scripts::RENEW_MANY, both, &[TTL, mine, other, mine]),
+    );
     let release = scripts::RELEASE;
     note(
         "release, another's",

@@ -32,6 +32,14 @@ pub(super) fn semaphore(raw: &mut Raw, replies: &mut Replies) {
     ] {
         note(what, raw.script(renew, &["permits"], &[id, TTL, "0"]));
     }
+    note(
+        "permits_renew_many, held and another's",
+        raw.script(
+            scripts::PERMITS_RENEW_MANY,
+            &["permits", "permits"],
+            &[TTL, mine, other],
+        ),
+    );
     let refresh = scripts::PERMITS.refresh;
     note(
         "queue_refresh of permits, waits",
@@ -105,6 +113,11 @@ fn end_of_readers(raw: &mut Raw, replies: &mut Replies, keys: &[&str]) {
         let renewed = &["lock:r", "readers:r"];
         note(what, raw.script(renew, renewed, &[id, TTL, "0"]));
     }
+    let each = &["lock:r", "readers:r", "lock:r", "readers:r"];
+    note(
+        "renew_shared_many, held and another's",
+        raw.script(scripts::RENEW_SHARED_MANY, each, &[TTL, first, "nobody"]),
+    );
     let refresh = scripts::LOCKS.refresh;
     note(
         "queue_refresh by a reader, granted",

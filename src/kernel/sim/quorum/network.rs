@@ -17,7 +17,7 @@ use crate::protocol::primitive::Reached;
 fn script(command: &Command) -> &'static str {
     match command.what {
         What::Acquire { .. } => "propose",
-        What::Renew { .. } => "renew",
+        What::Renew { .. } | What::RenewMany { .. } => "renew",
         What::Leave { .. } => "release",
         _ => "undo",
     }

@@ -263,6 +263,7 @@ impl World {
             Some(Down::Again(Again {
                 node,
                 is_asking,
+                is_redirect: true,
                 pause,
             }))
         };
@@ -292,6 +293,7 @@ impl World {
         let again = Again {
             node: self.conns[n].node,
             is_asking: false,
+            is_redirect: false,
             pause: 0,
         };
         (is_engine && self.rejects(Why::NoScript)).then_some(Down::Again(again))

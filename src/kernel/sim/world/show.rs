@@ -1,6 +1,7 @@
 //! The texts of a trace.
 
 use super::{Answer, Cause, Command, Down, Message, Step, fault, key_of};
+use crate::kernel::command::What;
 
 pub(in crate::kernel::sim) fn not_replicated() -> fault::Fault {
     fault::Fault::NotReplicated(crate::error::Error::Closed)
@@ -23,8 +24,12 @@ pub(in crate::kernel::sim) fn shown(step: &Step) -> String {
 }
 
 pub(in crate::kernel::sim) fn shown_command(command: &Command) -> String {
-    let name = String::from_utf8_lossy(&key_of(&*command.lock)).into_owned();
-    format!("{name} {:?}", command.what)
+    let text = |text: &Vec<u8>| String::from_utf8_lossy(text).into_owned();
+    if let What::RenewMany { keys, ids, ttl } = &command.what {
+        let texts = |all: &[Vec<u8>]| all.iter().map(text).collect::<Vec<_>>().join(" ");
+        return format!("RenewMany {} for {} {ttl:?}", texts(keys), texts(ids));
+    }
+    format!("{} {:?}", text(&key_of(&*command.lock)), command.what)
 }
 
 pub(in crate::kernel::sim) fn shown_end(end: &Result<Answer, fault::Fault>) -> String {

@@ -7,6 +7,7 @@ use super::{
     fault,
 };
 use crate::holder_id::HolderId;
+use crate::kernel::command::What;
 
 /// The end of a command of the engine.
 type End = (Ticket, Time, Result<Answer, fault::Fault>);
@@ -100,7 +101,7 @@ impl World {
             }
             self.say(|| format!("c{client} engine: ticket {ticket} {}", shown_end(&end)));
             let engine = &mut self.clients[client].engine;
-            engine.ended(
+            let more = engine.ended(
                 &kernel,
                 ticket,
                 end,
@@ -108,6 +109,8 @@ impl World {
                 &route,
                 fx,
             );
+            let writes = more.into_iter().map(|out| Todo::Write(out, now));
+            self.clients[client].engine_todo.extend(writes);
         }
     }
 
@@ -121,7 +124,10 @@ impl World {
     ) {
         let now = self.now;
         let it = &self.clients[client];
-        let may_resend = (it.engine).may_resend(&it.kernel, ticket, self.clocks[client].at(now));
+        // As the nodes of a cluster redirect one lease and not the other.
+        let follows = !(to.is_redirect && matches!(command.what, What::RenewMany { .. }));
+        let may_resend =
+            follows && (it.engine).may_resend(&it.kernel, ticket, self.clocks[client].at(now));
         if !may_resend || sent + COMMAND_TIMEOUT <= now {
             let cause = Cause::text("not sent again");
             ends.push((ticket, sent, Err(fault::Fault::NotRun(cause))));
