@@ -56,7 +56,7 @@ IT_AND_AFTER = $(patsubst %,--test %,$(filter-out $(LIGHT),$(BINARIES)))
 SIM = $(TEST) --test sim
 SIMULATED = kernel::sim:: members::
 THREADS = $(TEST) --test threads
-ORDERS = models:: pairs:: runtime::
+ORDERS = models:: pairs:: runtime:: model::
 
 PHASE = @.ci/phase
 

@@ -1,15 +1,19 @@
 //! The token with which a thread cancels the calls of others.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::fmt;
+use std::mem;
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
+use crate::clock::Instant;
+use crate::parker::Parker;
 use crate::process::Process;
-use crate::sync::Mutex;
+use crate::sync::{AtomicBool, Mutex, Thread, ThreadId};
 
 /// Cancels calls that acquire a lock, from another thread.
 ///
@@ -45,6 +49,8 @@ struct CancelChannel {
     /// Dropped by `cancel`, which disconnects the receiver. Nothing is ever sent.
     sender: Mutex<Option<Sender<Infallible>>>,
     receiver: Receiver<Infallible>,
+    /// The threads that sleep in a call with the token.
+    asleep: Mutex<HashMap<ThreadId, Thread>>,
 }
 
 impl CancelToken {
@@ -61,6 +67,7 @@ impl CancelToken {
             is_cancelled: AtomicBool::new(false),
             sender: Mutex::new(Some(sender)),
             receiver,
+            asleep: Mutex::default(),
         }))
     }
 
@@ -80,8 +87,10 @@ impl CancelToken {
             return;
         }
         let sender = self.0.sender.lock().take();
-        // Wakes the waiting threads: not under the lock.
+        // Wakes threads of the program: not under the lock.
         drop(sender);
+        let asleep = mem::take(&mut *self.0.asleep.lock());
+        asleep.values().for_each(Thread::unpark);
     }
 
     /// Returns whether the token is cancelled.
@@ -114,6 +123,16 @@ impl CancelToken {
     /// ```
     pub fn receiver(&self) -> &Receiver<Infallible> {
         &self.0.receiver
+    }
+
+    /// Sleeps like [`Parker::park`], at most until the token is cancelled.
+    pub(crate) fn park(&self, parker: &Parker, until: Instant) {
+        let thread = parker.thread();
+        // `cancel` changes the flag before it takes the list: it wakes a thread that is in the list
+        // already, and one that comes later sees the flag.
+        self.0.asleep.lock().insert(thread.id(), thread.clone());
+        parker.park_unless(|| self.is_cancelled(), until);
+        self.0.asleep.lock().remove(&thread.id());
     }
 
     /// The process that made the token.
@@ -150,24 +169,4 @@ impl UnwindSafe for CancelToken {}
 impl RefUnwindSafe for CancelToken {}
 
 #[cfg(test)]
-mod tests {
-    use crossbeam_channel::{RecvError, TryRecvError};
-
-    use super::*;
-
-    #[test]
-    fn cancel_disconnects_every_receiver_of_the_token() {
-        let token = CancelToken::new();
-        let others = [token.clone(), token.clone()];
-        let receivers = others.map(|other| other.receiver().clone());
-        for receiver in &receivers {
-            assert_eq!(receiver.try_recv(), Err(TryRecvError::Empty));
-        }
-        token.cancel();
-        token.cancel();
-        for receiver in &receivers {
-            assert_eq!(receiver.recv(), Err(RecvError));
-        }
-        assert!(token.is_cancelled());
-    }
-}
+mod tests;

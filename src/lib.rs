@@ -82,6 +82,7 @@ mod held;
 mod holder;
 mod holder_id;
 mod kernel;
+mod latch;
 mod lease;
 mod logging;
 mod lost;

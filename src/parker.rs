@@ -1,46 +1,63 @@
-//! Parker: the channel on which a waiting thread sleeps until another thread wakes it.
+//! Parker: a waiting thread sleeps on it until another thread wakes it.
 
-use std::convert::Infallible;
-use std::time::Duration;
+use std::sync::atomic::Ordering;
 
-use crossbeam_channel::{Receiver, Sender, bounded, select};
+use crate::clock::Instant;
+use crate::sync::{AtomicBool, Thread, current_thread, park_timeout};
 
-/// Blocks one waiting thread until another thread calls [`unpark`](Self::unpark).
+/// Blocks the thread that made it until another thread calls [`unpark`](Self::unpark).
 ///
-/// Every clone has both ends of the channel, so the waiter never disconnects it while another
-/// thread calls `unpark`. Disconnecting takes the lock that the waking thread holds until the
-/// kernel has woken the waiter. Waiting for that lock can take as long as everything else that the
-/// waiter does.
-#[derive(Clone, Debug)]
+/// Not a channel: a receiver of crossbeam yields its processor four times before it sleeps. While
+/// all processors are busy, each of these yields is a context switch.
+#[derive(Debug)]
 pub(crate) struct Parker {
-    sender: Sender<()>,
-    receiver: Receiver<()>,
+    thread: Thread,
+    is_woken: AtomicBool,
 }
 
 impl Parker {
+    /// Returns the parker of the current thread: no other thread can sleep on it.
     pub(crate) fn new() -> Self {
-        let (sender, receiver) = bounded(1);
-        Self { sender, receiver }
+        Self {
+            thread: current_thread(),
+            is_woken: AtomicBool::new(false),
+        }
     }
 
-    /// Wakes the waiter. If it is not asleep, its next `park_timeout` returns at once.
+    /// Wakes the waiter. If it is not asleep, its next [`park`](Self::park) returns at once.
     ///
     /// Several calls before that wake it only once.
     pub(crate) fn unpark(&self) {
-        let _ = self.sender.try_send(());
+        // Before the thread is unparked, because that ends only one sleep.
+        self.is_woken.store(true, Ordering::SeqCst);
+        self.thread.unpark();
     }
 
-    /// Sleeps until `unpark` (returns true) or for `pause` (returns false).
-    pub(crate) fn park_timeout(&self, pause: Duration) -> bool {
-        self.receiver.recv_timeout(pause).is_ok()
+    /// Sleeps until `unpark`, and until `until` at most.
+    pub(crate) fn park(&self, until: Instant) {
+        self.park_unless(|| false, until);
     }
 
-    /// Sleeps like [`park_timeout`](Self::park_timeout), at most until `cancelled` is disconnected.
-    pub(crate) fn park_unless(&self, cancelled: &Receiver<Infallible>, pause: Duration) -> bool {
-        select! {
-            recv(self.receiver) -> woken => woken.is_ok(),
-            recv(cancelled) -> _ => false,
-            default(pause) => false,
+    /// Sleeps like [`park`](Self::park), but not once `is_over`. Another thread must unpark the
+    /// [`thread`](Self::thread) after it has changed that.
+    pub(crate) fn park_unless(&self, is_over: impl Fn() -> bool, until: Instant) {
+        debug_assert_eq!(self.thread.id(), current_thread().id());
+        // The program, too, may park this thread and unpark it: each wake-up can be another's, and
+        // another sleep may have used up the one that was meant for this.
+        while !self.is_woken.swap(false, Ordering::SeqCst) && !is_over() {
+            let now = Instant::now();
+            if now >= until {
+                return;
+            }
+            park_timeout(now.until(until));
         }
     }
+
+    /// The thread that sleeps on it.
+    pub(crate) const fn thread(&self) -> &Thread {
+        &self.thread
+    }
 }
+
+#[cfg(test)]
+mod tests;

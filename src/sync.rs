@@ -1,4 +1,4 @@
-//! Std's `Mutex`, `RwLock` and `Condvar`, without poisoning.
+//! Std's `Mutex` and `Condvar`, without poisoning, and what else the model of the threads replaces.
 //!
 //! Not those of `parking_lot`: it keeps the parked threads of a process in one table, which a fork
 //! copies. In the child, new threads then reuse the memory of threads that the table still has.
@@ -7,7 +7,9 @@
 use std::ops::{Deref, DerefMut};
 #[cfg(feature = "testing")]
 use std::sync::TryLockError;
+pub(crate) use std::sync::atomic::AtomicBool;
 use std::sync::{self, PoisonError};
+pub(crate) use std::thread::{Thread, ThreadId, current as current_thread, park_timeout};
 use std::time::Duration;
 
 /// A lock for data that a panic leaves usable.
@@ -96,6 +98,11 @@ pub(crate) struct Condvar(sync::Condvar);
 impl Condvar {
     pub(crate) const fn new() -> Self {
         Self(sync::Condvar::new())
+    }
+
+    pub(crate) fn wait<T>(&self, guard: &mut MutexGuard<'_, T>) {
+        let locked = guard.guard.take().expect(LOCKED);
+        guard.guard = Some(self.0.wait(locked).unwrap_or_else(PoisonError::into_inner));
     }
 
     /// Waits for at most `limit`, and returns true if that time has passed.

@@ -258,11 +258,12 @@ impl<'a> Running<'a> {
             .cell()
             .expect("a call sleeps only after `Step::Park`, which sets its cell")
             .parker;
-        let pause = nap(Instant::now(), until);
+        let now = Instant::now();
+        let until = now.after(nap(now, until));
         match &self.caller.settings.cancel {
-            Some(token) => parker.park_unless(token.receiver(), pause),
-            None => parker.park_timeout(pause),
-        };
+            Some(token) => token.park(parker, until),
+            None => parker.park(until),
+        }
         match self.caller.is_cancelled() {
             true => Step::Done((self.call).leave(kernel, Failure::Cancelled, Instant::now(), fx)),
             false => self.call.woken(kernel, Instant::now(), fx),

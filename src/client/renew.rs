@@ -99,7 +99,7 @@ impl Holding<'_> {
                 };
                 return Err(error(why, now));
             }
-            cell.parker.park_timeout(nap(now, until));
+            cell.parker.park(now.after(nap(now, until)));
         }
     }
 }

@@ -1,11 +1,13 @@
 //! Asks several members the same question at once, and waits a limited time for the slow ones.
 
+use std::sync::Arc;
 use std::time::Duration;
 
-use crossbeam_channel::{RecvTimeoutError, bounded};
+use crossbeam_channel::{Receiver, TryRecvError, bounded};
 use redis::{RedisError, RedisResult};
 
 use crate::clock::Instant;
+use crate::parker::Parker;
 use crate::thread_group::ThreadGroup;
 
 /// How long the slower members are waited for once the answers would do.
@@ -48,6 +50,26 @@ pub(super) struct Answers<T> {
     pub(super) is_late: bool,
 }
 
+/// Wakes the thread that gathers when dropped: an answer was sent, or none will be.
+struct Woken(Arc<Parker>);
+
+impl Drop for Woken {
+    fn drop(&mut self) {
+        self.0.unpark();
+    }
+}
+
+/// Returns the next answer; `Empty` if there is none until `until`, and `Disconnected` if there
+/// will be none.
+fn receive<T>(answers: &Receiver<T>, parker: &Parker, until: Instant) -> Result<T, TryRecvError> {
+    loop {
+        match answers.try_recv() {
+            Err(TryRecvError::Empty) if Instant::now() < until => parker.park(until),
+            received => return received,
+        }
+    }
+}
+
 /// Runs all `asks` at once, each on its own thread, so that a dead member costs no time. Returns
 /// the good answers, in the order of the members, once all members have answered, when `enough`
 /// says so, or when `timeout` ends. An error for which `is_final` returns true is a refusal.
@@ -64,6 +86,7 @@ where
 {
     let asks: Vec<A> = asks.into_iter().collect();
     let (answer, answers) = bounded(asks.len());
+    let parker = Arc::new(Parker::new());
     let (mut refusals, mut silence) = (Vec::new(), None);
     let mut state = Answers {
         good: Vec::new(),
@@ -72,8 +95,11 @@ where
         is_late: false,
     };
     for (n, ask) in asks.into_iter().enumerate() {
-        let answer = answer.clone();
+        let (answer, woken) = (answer.clone(), Woken(Arc::clone(&parker)));
         let ask = move || {
+            // Dropped after the sender: a thread that panics sends nothing.
+            let _woken = woken;
+            let answer = answer;
             // Nobody receives an answer that comes too late.
             let _ = answer.send((n, ask()));
         };
@@ -99,7 +125,7 @@ where
             Enough::Nearly | Enough::No => {}
         }
         let next = if state.is_late { end } else { late.min(end) };
-        match answers.recv_timeout(now.until(next)) {
+        match receive(&answers, &parker, next) {
             Ok((n, answer)) => {
                 state.done += 1;
                 match answer {
@@ -108,8 +134,8 @@ where
                     Err(error) => silence = Some((n, error)),
                 }
             }
-            Err(RecvTimeoutError::Timeout) if Instant::now() < end => {}
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
+            Err(TryRecvError::Empty) if Instant::now() < end => {}
+            Err(TryRecvError::Empty | TryRecvError::Disconnected) => break,
         }
     }
     if !state.good.is_empty() {

@@ -1,16 +1,15 @@
 //! The thread that runs users' callbacks, so that a slow or panicking callback affects no lease. It
 //! also runs the logger and the recorder for the client's other threads.
 
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crossbeam_channel::{Receiver, SendError, Sender, select_biased, unbounded};
-
 use crate::error::Error;
 use crate::logging::{self, Job, Later, contain};
 use crate::runtime::worker::Worker;
-use crate::sync::Mutex;
+use crate::sync::{Condvar, Mutex};
 
 /// The most log records and exports of metrics that wait for a slow logger or recorder.
 const MOST_RECORDS: usize = 1_000;
@@ -19,37 +18,36 @@ const MOST_RECORDS: usize = 1_000;
 const MOST_CALLBACKS: usize = 1_000;
 
 pub(crate) struct Callbacks {
-    /// `None` after `stop`: the thread ends once it has run what was queued before that.
-    queues: Mutex<Option<Queues>>,
-    waiting: Waiting,
+    waiting: Arc<Waiting>,
     pub(crate) worker: Worker,
 }
 
-struct Queues {
-    callbacks: Sender<Job>,
-    records: Sender<Job>,
+#[derive(Default)]
+struct Waiting {
+    queues: Mutex<Queues>,
+    /// Notified when a job is queued, and by `stop`.
+    changed: Condvar,
+    /// How many records found no room.
+    dropped: AtomicU64,
 }
 
-#[derive(Clone)]
-struct Waiting {
-    callbacks: Receiver<Job>,
-    records: Receiver<Job>,
-    /// How many records found no room.
-    dropped: Arc<AtomicU64>,
+#[derive(Default)]
+struct Queues {
+    callbacks: VecDeque<Job>,
+    records: VecDeque<Job>,
+    /// Nothing is queued any more. The thread ends once it has run what was queued before that.
+    is_stopped: bool,
+}
+
+enum Next {
+    Callback(Job),
+    Record(Job),
 }
 
 impl Default for Callbacks {
     fn default() -> Self {
-        let (callbacks, waiting_callbacks) = unbounded();
-        // A bounded channel would have its memory from the start.
-        let (records, waiting_records) = unbounded();
         Self {
-            queues: Mutex::new(Some(Queues { callbacks, records })),
-            waiting: Waiting {
-                callbacks: waiting_callbacks,
-                records: waiting_records,
-                dropped: Arc::default(),
-            },
+            waiting: Arc::default(),
             worker: Worker::new("leasehold-callbacks"),
         }
     }
@@ -59,7 +57,7 @@ impl Callbacks {
     /// Starts the thread, unless it was started before.
     pub(crate) fn start(&self) -> Result<(), Error> {
         self.worker.start(|| {
-            let waiting = self.waiting.clone();
+            let waiting = Arc::clone(&self.waiting);
             move || waiting.run()
         })
     }
@@ -67,15 +65,20 @@ impl Callbacks {
     /// Runs `job` on the thread, after the jobs queued before it. Drops it after `stop`, because it
     /// may own the client that owns this queue.
     pub(crate) fn run(&self, job: Job) {
-        if let Some(queues) = &*self.queues.lock() {
-            // Sending cannot fail: `self` owns a receiver.
-            let _ = queues.callbacks.send(job);
+        let mut queues = self.waiting.queues.lock();
+        if queues.is_stopped {
+            // Dropping the job may run a user's code.
+            drop(queues);
+            return;
         }
+        queues.callbacks.push_back(job);
+        drop(queues);
+        self.waiting.changed.notify_all();
     }
 
     /// Returns whether renewals are reported: callbacks do not wait behind too many others.
     pub(crate) fn has_room(&self) -> bool {
-        self.waiting.callbacks.len() < MOST_CALLBACKS
+        self.waiting.queues.lock().callbacks.len() < MOST_CALLBACKS
     }
 
     /// Has a thread leave its log records and exports of metrics to this thread, which runs them
@@ -87,35 +90,56 @@ impl Callbacks {
 
     /// Returns the job after `stop`, or if the thread cannot be started.
     fn run_slow(&self, job: Job) -> Result<(), Job> {
-        let queues = self.queues.lock();
-        let Some(queues) = queues.as_ref().filter(|_| self.start().is_ok()) else {
+        let mut queues = self.waiting.queues.lock();
+        if queues.is_stopped || self.start().is_err() {
             return Err(job);
-        };
+        }
         if queues.records.len() >= MOST_RECORDS {
             self.waiting.dropped.fetch_add(1, Ordering::Relaxed);
+            drop(queues);
             return Ok(());
         }
-        queues.records.send(job).map_err(|SendError(job)| job)
+        queues.records.push_back(job);
+        drop(queues);
+        self.waiting.changed.notify_all();
+        Ok(())
     }
 
     pub(crate) fn stop(&self) {
-        *self.queues.lock() = None;
+        self.waiting.queues.lock().is_stopped = true;
+        self.waiting.changed.notify_all();
+    }
+}
+
+/// The thread does not own this.
+impl Drop for Callbacks {
+    fn drop(&mut self) {
+        self.stop();
     }
 }
 
 impl Waiting {
     fn run(&self) {
-        loop {
-            select_biased! {
-                recv(self.callbacks) -> job => match job {
-                    Ok(job) => run_callback(job),
-                    // After `stop`, nothing is queued any more.
-                    Err(_) => break,
-                },
-                recv(self.records) -> job => job.into_iter().for_each(|job| self.run_record(job)),
+        while let Some(next) = self.next() {
+            match next {
+                Next::Callback(job) => run_callback(job),
+                Next::Record(job) => self.run_record(job),
             }
         }
-        self.records.try_iter().for_each(|job| self.run_record(job));
+    }
+
+    /// Waits for the next job: callbacks come first. Returns `None` after `stop`, once all have
+    /// run.
+    fn next(&self) -> Option<Next> {
+        let mut queues = self.queues.lock();
+        loop {
+            let callback = queues.callbacks.pop_front().map(Next::Callback);
+            let next = callback.or_else(|| queues.records.pop_front().map(Next::Record));
+            if next.is_some() || queues.is_stopped {
+                return next;
+            }
+            self.changed.wait(&mut queues);
+        }
     }
 
     fn run_record(&self, job: Job) {
@@ -139,8 +163,7 @@ fn run_callback(job: Job) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crossbeam_channel::{TryRecvError, bounded};
-    use std::sync::Arc;
+    use crossbeam_channel::{bounded, unbounded};
     use std::thread;
 
     #[test]
@@ -149,21 +172,19 @@ mod tests {
             let callbacks = Callbacks::default();
             thread::scope(|scope| {
                 scope.spawn(|| {
-                    while callbacks.queues.lock().is_some() {
+                    while !callbacks.waiting.queues.lock().is_stopped {
                         callbacks.run(Box::new(|| ()));
                     }
                 });
                 // The thread is queueing.
-                callbacks.waiting.callbacks.recv().unwrap()();
+                assert!(callbacks.waiting.next().is_some());
                 callbacks.stop();
             });
             let owned = Arc::new(());
             let owner = Arc::clone(&owned);
             callbacks.run(Box::new(move || drop(owner)));
             assert_eq!(Arc::strong_count(&owned), 1, "the job is dropped");
-            callbacks.waiting.callbacks.try_iter().for_each(drop);
-            let end = callbacks.waiting.callbacks.try_recv().err();
-            assert_eq!(end, Some(TryRecvError::Disconnected), "the thread ends");
+            callbacks.waiting.run();
         }
     }
 
@@ -177,9 +198,8 @@ mod tests {
         }
         assert!(!callbacks.has_room());
         callbacks.run(Box::new(move || told.send(()).unwrap()));
-        for job in callbacks.waiting.callbacks.try_iter() {
-            job();
-        }
+        callbacks.stop();
+        callbacks.waiting.run();
         assert!(callbacks.has_room() && losses.try_recv().is_ok());
     }
 

@@ -1,16 +1,14 @@
 //! A background thread of the client: started when first needed, joined with a time limit.
 
-use std::convert::Infallible;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
-
 use crate::clock::{Instant, sleep};
 use crate::error::Error;
+use crate::latch::Latch;
 use crate::sync::Mutex;
 
 /// A thread that may not have been started yet.
@@ -25,8 +23,16 @@ pub(crate) struct Worker {
 #[derive(Debug)]
 struct WorkerThread {
     handle: JoinHandle<()>,
-    /// Disconnected when the thread has ended.
-    ended: Receiver<Infallible>,
+    ended: Arc<Latch>,
+}
+
+/// Opens the latch when dropped: when the thread ends.
+struct Running(Arc<Latch>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.open();
+    }
 }
 
 impl Worker {
@@ -59,13 +65,14 @@ impl Worker {
         if self.is_started() {
             return Ok(());
         }
-        let (alive, ended) = bounded(0);
+        let ended = Arc::<Latch>::default();
+        let running_thread = Running(Arc::clone(&ended));
         let body = body();
         let name = self.name;
         let handle = thread::Builder::new()
             .name(name.into())
             .spawn(move || {
-                let _alive = alive;
+                let _running = running_thread;
                 while catch_unwind(AssertUnwindSafe(&body)).is_err() {
                     // A body that panics immediately each time must not use a whole core.
                     sleep(Duration::from_millis(100));
@@ -90,9 +97,6 @@ impl Worker {
         if handle.thread().id() == thread::current().id() {
             return true;
         }
-        match ended.recv_timeout(Instant::now().until(until)) {
-            Err(RecvTimeoutError::Disconnected) => handle.join().is_ok(),
-            Ok(_) | Err(RecvTimeoutError::Timeout) => false,
-        }
+        ended.wait(until) && handle.join().is_ok()
     }
 }

@@ -10,7 +10,7 @@ mod scripts;
 mod session;
 mod stalls;
 mod state;
-#[expect(dead_code, reason = "the test kit uses a part of it")]
+#[expect(dead_code, unused_imports, reason = "the test kit uses a part of it")]
 #[path = "../../src/sync.rs"]
 mod sync;
 mod words;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use shuttle::thread::yield_now;
 
+use crate::cancel::CancelToken;
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
 use crate::kernel::call::{Call, CallTerms, Step};
@@ -19,13 +20,13 @@ use crate::kernel::votes::Majority;
 use crate::kernel::waiter::{Failure, Outcome, Wait};
 use crate::kernel::{Kernel, Limits};
 use crate::name::Name;
-use crate::parker::Parker;
 use crate::protocol::answer::Answer;
 use crate::protocol::primitive::{Primitive, Reached};
 use crate::sync::Mutex;
 use crate::testing::scripted::Scripted;
 use crate::token::FencingToken;
 use crate::wait_policy::WaitPolicy;
+use crate::wakeup::WakeUp;
 
 /// The pause between the backstop's looks at the calls. A look would hide a lost wake-up, so no
 /// thread waits for one.
@@ -50,8 +51,8 @@ pub(crate) struct Sent {
 pub(crate) struct Client {
     no: u64,
     pub(crate) kernel: Kernel,
-    engine: Parker,
-    subscriber: Parker,
+    engine: WakeUp,
+    subscriber: WakeUp,
     heard: Mutex<Heard>,
     is_over: AtomicBool,
 }
@@ -87,8 +88,8 @@ impl World {
         let client = |no| Client {
             no,
             kernel: Kernel::new(limits.clone(), &format!("c{no}")),
-            engine: Parker::new(),
-            subscriber: Parker::new(),
+            engine: WakeUp::new(),
+            subscriber: WakeUp::new(),
             heard: Mutex::default(),
             is_over: AtomicBool::new(false),
         };
@@ -316,7 +317,7 @@ impl World {
         &self,
         client: &Client,
         lock: &Arc<dyn Primitive>,
-        cancel: Option<&Cancel>,
+        cancel: Option<&CancelToken>,
     ) -> Option<(Arc<HeldLease>, FencingToken)> {
         let kernel = &client.kernel;
         let mut call = self.call(client, lock, cancel.is_some());
@@ -331,13 +332,15 @@ impl World {
                     let end = Ok(self.run(client, &command));
                     call.replied(kernel, end, sent, self.now(), &mut fx)
                 }
-                Step::Park(_) => {
-                    let parker = call.cell().expect("it is parked").parker.clone();
-                    let is_cancelled = cancel.is_some_and(|cancel| cancel.is_over(&parker));
-                    if is_cancelled {
+                Step::Park(until) => {
+                    let parker = &call.cell().expect("it is parked").parker;
+                    match cancel {
+                        Some(token) => token.park(parker, until),
+                        None => parker.park(until),
+                    }
+                    if cancel.is_some_and(CancelToken::is_cancelled) {
                         Step::Done(call.leave(kernel, Failure::Cancelled, self.now(), &mut fx))
                     } else {
-                        parker.park();
                         call.woken(kernel, self.now(), &mut fx)
                     }
                 }
@@ -359,7 +362,7 @@ impl World {
                 Unlock::HandedOff | Unlock::Lingers => return,
                 Unlock::RenewFirst(cell) => {
                     while cell.result.lock().is_none() {
-                        cell.parker.park();
+                        cell.parker.park(Instant::NEVER);
                     }
                     has_renewed = true;
                 }
@@ -397,25 +400,5 @@ impl World {
 impl Client {
     fn inbox(&self) -> Vec<u8> {
         format!("inbox:c{}", self.no).into_bytes()
-    }
-}
-
-/// The cancellation of a call, which can come before it sleeps.
-#[derive(Default)]
-pub(crate) struct Cancel(Mutex<(bool, Option<Parker>)>);
-
-impl Cancel {
-    pub(crate) fn cancel(&self) {
-        let mut inner = self.0.lock();
-        inner.0 = true;
-        if let Some(parker) = &inner.1 {
-            parker.unpark();
-        }
-    }
-
-    fn is_over(&self, parker: &Parker) -> bool {
-        let mut inner = self.0.lock();
-        inner.1 = Some(parker.clone());
-        inner.0
     }
 }

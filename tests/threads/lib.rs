@@ -13,6 +13,7 @@ mod kernel;
 mod client;
 mod models;
 mod pairs;
+mod wakeup;
 
 /// The engine's wake-up has a model of its own.
 #[path = "../../src/runtime"]
@@ -52,7 +53,6 @@ mod files {
     pub(crate) mod logging;
     pub(crate) mod lost;
     pub(crate) mod name;
-    #[path = "../tests/threads/parker.rs"]
     pub(crate) mod parker;
     pub(crate) mod process;
     pub(crate) mod protocol;

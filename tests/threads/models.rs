@@ -7,7 +7,8 @@ use shuttle::scheduler::{PctScheduler, RandomScheduler};
 use shuttle::thread;
 use shuttle::{Config, Runner};
 
-use crate::client::{Cancel, World};
+use crate::cancel::CancelToken;
+use crate::client::World;
 use crate::name::Name;
 use crate::protocol::cohort::CohortKeys;
 use crate::protocol::fair::FairMutexKeys;
@@ -112,8 +113,8 @@ fn a_call_that_is_cancelled_takes_no_grant_with_it() {
     check(ORDERS, || {
         run(World::new(2), |world| {
             let mut threads = contend(world, THREADS, fair_mutex);
-            let cancel = Arc::new(Cancel::default());
-            let (leaving, leaves) = (Arc::clone(world), Arc::clone(&cancel));
+            let cancel = CancelToken::new();
+            let (leaving, leaves) = (Arc::clone(world), cancel.clone());
             threads.push(thread::spawn(move || {
                 let client = &leaving.clients[1];
                 if let Some((lease, token)) = leaving.acquire(client, &fair_mutex(), Some(&leaves))

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use shuttle::thread::spawn;
 
-use crate::client::{Cancel, World};
+use crate::cancel::CancelToken;
+use crate::client::World;
 use crate::kernel::call::{Call, Step};
 use crate::kernel::engine::Engine;
 use crate::kernel::mutant::{Mutant, switch_on};
@@ -63,7 +64,7 @@ fn sleep() {
             spawn(move || {
                 let client = &world.clients[0];
                 // A call that can be cancelled leaves its commands to the engine.
-                let acquired = world.acquire(client, &mutex(), Some(&Cancel::default()));
+                let acquired = world.acquire(client, &mutex(), Some(&CancelToken::new()));
                 let (lease, token) = acquired.expect("nobody cancels it");
                 world.release(client, &lease, token);
             })

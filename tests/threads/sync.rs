@@ -1,8 +1,12 @@
-//! The locks of the library, by shuttle.
+//! The locks of the library and its sleeps, by shuttle. No time passes: a sleep ends only if another
+//! thread unparks it, or by itself at some moment.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;
 use std::time::Duration;
+
+pub(crate) use shuttle::sync::atomic::AtomicBool;
+pub(crate) use shuttle::thread::{Thread, ThreadId, current as current_thread, park_timeout};
 
 #[derive(Debug, Default)]
 pub(crate) struct Mutex<T>(shuttle::sync::Mutex<T>);

@@ -9,10 +9,10 @@ pub(crate) mod work;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::clock::{Instant, nap};
+use crate::clock::Instant;
+use crate::latch::Latch;
 use crate::runtime::wake::Wake;
 use crate::runtime::worker::Worker;
-use crate::sync::{Condvar, Mutex};
 
 /// The handle of the engine's thread.
 pub(crate) struct Engine {
@@ -21,9 +21,8 @@ pub(crate) struct Engine {
     is_stopping: AtomicBool,
     /// The subscribers are probed: the thread has not yet found that no caller waits.
     is_probing: AtomicBool,
-    /// Whether no release is pending, or nobody sends them any more; told after a shutdown only.
-    has_released: Mutex<bool>,
-    released: Condvar,
+    /// No release is pending, or nobody sends them any more; told after a shutdown only.
+    released: Latch,
     pub(in crate::runtime) wake: Arc<Wake>,
     pub(crate) worker: Worker,
 }
@@ -34,8 +33,7 @@ impl Engine {
             is_closed: AtomicBool::new(false),
             is_stopping: AtomicBool::new(false),
             is_probing: AtomicBool::new(false),
-            has_released: Mutex::new(false),
-            released: Condvar::new(),
+            released: Latch::default(),
             wake: Arc::new(wake),
             worker: Worker::new("leasehold-engine"),
         }
@@ -85,22 +83,13 @@ impl Engine {
 
     /// Waits until a closed client has no pending release, at most until `until`.
     pub(crate) fn wait_for_releases(&self, until: Instant) {
-        if !self.worker.is_started() {
-            return;
-        }
-        let mut has_released = self.has_released.lock();
-        while !*has_released {
-            let now = Instant::now();
-            if now >= until {
-                return;
-            }
-            self.released.wait_for(&mut has_released, nap(now, until));
+        if self.worker.is_started() {
+            self.released.wait(until);
         }
     }
 
     /// Ends the waits for releases.
     pub(in crate::runtime) fn note_released(&self) {
-        *self.has_released.lock() = true;
-        self.released.notify_all();
+        self.released.open();
     }
 }

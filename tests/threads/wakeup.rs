@@ -1,11 +1,11 @@
-//! The library's parker, by shuttle: no time passes, so a sleep ends only if somebody wakes it.
+//! The wake-up of a client's own thread. No time passes: a sleep ends only if somebody wakes it.
 
 use shuttle::sync::{Arc, Condvar, Mutex};
 
 #[derive(Clone, Debug)]
-pub(crate) struct Parker(Arc<(Mutex<bool>, Condvar)>);
+pub(crate) struct WakeUp(Arc<(Mutex<bool>, Condvar)>);
 
-impl Parker {
+impl WakeUp {
     pub(crate) fn new() -> Self {
         Self(Arc::new((Mutex::new(false), Condvar::new())))
     }
