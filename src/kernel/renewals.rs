@@ -13,7 +13,7 @@ use crate::kernel::command::{Command, What};
 use crate::kernel::effects::Discard;
 use crate::kernel::engine::{Engine, Purpose, Route, Turn};
 use crate::kernel::fault::Fault;
-use crate::kernel::lease::LeaseWork;
+use crate::kernel::lease::{LeaseWork, end_for_lease};
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::protocol::answer::{Answer, KeyState};
 
@@ -186,7 +186,8 @@ impl Turn<'_> {
         sent: Instant,
     ) {
         let is_final = self.route.is_final();
-        self.cx.lease_answered(&work, end, sent, is_final);
+        self.cx
+            .lease_answered(&work, end_for_lease(end), sent, is_final);
         self.cx.fx.discard.push(Discard::Lease(work.lease));
     }
 }

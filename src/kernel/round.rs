@@ -30,7 +30,7 @@ use crate::kernel::effects::Discard;
 use crate::kernel::engine::{Link, Route, ServerNo};
 use crate::kernel::fault::Fault;
 use crate::kernel::held::HeldLease;
-use crate::kernel::lease::{LeaseWork, OperationCell};
+use crate::kernel::lease::{LeaseWork, OperationCell, end_for_lease};
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::request::{Asked, RequestNo};
 use crate::kernel::unlock::Unlocked;
@@ -233,6 +233,10 @@ impl Round {
         end: Result<Answer, Fault>,
         (now, route): (Instant, &dyn Route),
     ) -> (AtServer, Option<Answer>) {
+        let end = match self.kind {
+            RoundKind::Lease(_) => end_for_lease(end),
+            _ => end,
+        };
         let answer = match end {
             Ok(answer) => answer,
             Err(fault) => return (self.fault_at(server, fault), None),

@@ -4,8 +4,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvError, RecvTimeoutError, TryRecvError, unbounded};
-use leasehold::{Client, Error, Lost, Mutex, MutexGuard};
-use support::{Child, Server, assert_released, eventually, ms, parameter, tell_parent};
+use leasehold::{Client, Error, Lease, Lost, Mutex, MutexGuard};
+use support::{Child, SLACK, Server, assert_released, eventually, ms, parameter, tell_parent};
 
 support::roles![holder];
 
@@ -26,7 +26,8 @@ support::tests![
     a_foreign_release_of_our_lease_is_reported_at_once,
     a_foreign_takeover_of_our_lease_is_reported_at_once,
     a_second_grant_to_the_client_reports_the_first_lease_taken,
-    a_false_release_message_is_not_a_loss
+    a_false_release_message_is_not_a_loss,
+    a_key_replaced_by_another_type_is_reported_as_taken
 ];
 
 support::timed![past_max_hold_the_key_expires_by_itself];
@@ -401,4 +402,49 @@ fn a_false_release_message_is_not_a_loss() {
             assert_released(guard.unlock());
         });
     }
+}
+
+/// At the next renewal, long before the ttl ends.
+fn a_key_replaced_by_another_type_is_reported_as_taken() {
+    let servers = [(); 3].map(|()| Server::start());
+    let (ttl, every) = (ms(60_000), ms(100));
+    let one = client(&servers[0]);
+    let quorum = Client::builder().quorum(servers.each_ref().map(Server::url));
+    let quorum = quorum.build().unwrap();
+    let mutex = one.mutex("mutex").ttl(ttl).renew_every(every);
+    let fair = one.fair_mutex("fair").ttl(ttl).renew_every(every);
+    let write = one.rw_lock("write").ttl(ttl).renew_every(every);
+    let read = one.rw_lock("read").ttl(ttl).renew_every(every);
+    let permit = one.semaphore("permit", 2).ttl(ttl).renew_every(every);
+    let set = one
+        .mutex_all(["set 1", "set 2"])
+        .ttl(ttl)
+        .renew_every(every);
+    let by_quorum = quorum.mutex("quorum").ttl(ttl).renew_every(every);
+    let (mutex, fair) = (mutex.lock().unwrap(), fair.lock().unwrap());
+    let (write, read) = (write.write().unwrap(), read.read().unwrap());
+    let (permit, set) = (permit.acquire().unwrap(), set.lock().unwrap());
+    let by_quorum = by_quorum.lock().unwrap();
+    let leases: [(&str, &Lease); 7] = [
+        ("lock:mutex", &mutex),
+        ("lock:fair", &fair),
+        ("lock:write", &write),
+        ("lock:read", &read),
+        ("leasehold:permits:{lock:permit}", &permit),
+        ("lock:set 2", &set),
+        ("lock:quorum", &by_quorum),
+    ];
+    let lost = leases.map(|(_, lease)| lease.lost());
+    for (key, _) in leases {
+        for server in &servers {
+            server.run("DEL", &[key]);
+            server.run("RPUSH", &[key, "x"]);
+        }
+    }
+    for ((key, lease), lost) in leases.iter().zip(lost) {
+        assert_eq!(lost.recv_timeout(PROMPTLY), Ok(Lost::Taken), "{key}");
+        assert!(!lease.is_held(), "{key}");
+        assert_eq!(lease.renew().unwrap_err().lost(), Some(Lost::Taken));
+    }
+    assert_eq!(mutex.unlock().unwrap_err().lost(), Some(Lost::Taken));
 }

@@ -4,7 +4,7 @@ use std::fmt::Debug;
 use std::thread;
 use std::time::Duration;
 
-use leasehold::{Backoff, Client, ClientBuilder, Error, Mutex, Name, WaitPolicy};
+use leasehold::{Backoff, Client, ClientBuilder, Error, Lost, Mutex, Name, WaitPolicy};
 use support::{
     Child, Server, assert_gives_up, eventually, log_records, log_records_about, ms, refusing_url,
     spawn_call, tell_parent,
@@ -231,8 +231,10 @@ fn a_held_key_that_becomes_another_type_is_left_alone() {
     };
     let guard = mutex.lock().unwrap();
     become_a_list();
-    assert!(matches!(guard.renew(), Err(Error::WrongType { .. })));
-    assert!(matches!(guard.unlock(), Err(Error::WrongType { .. })));
+    let lost = guard.lost();
+    assert_eq!(guard.renew().unwrap_err().lost(), Some(Lost::Taken));
+    assert_eq!(lost.try_recv(), Ok(Lost::Taken));
+    assert_eq!(guard.unlock().unwrap_err().lost(), Some(Lost::Taken));
     server.run("DEL", &["lock:x"]);
     let guard = mutex.lock().unwrap();
     become_a_list();
