@@ -319,7 +319,7 @@ fn lease_is_kept_while_its_slot_migrates() {
 /// Redis answers all the time, so a call waits for longer than it waits for a silent server.
 fn lock_waits_as_long_as_its_slot_moves() {
     let cluster = shared();
-    let limit = ms(1_000);
+    let limit = ms(400);
     let builder = builder(&cluster.url()).unreachable_for(limit);
     let client = builder.build().unwrap();
     let name = cluster.name_owned_by("slowly", 0);
@@ -335,7 +335,7 @@ fn lock_waits_as_long_as_its_slot_moves() {
             let patient = client.fair_mutex(&*name).try_lock_for(ms(30_000));
             patient.unwrap().expect("the lock is free").unlock()
         });
-        let_pass(3 * limit);
+        let_pass(2 * limit);
         cluster.end_migration(slot, 0, 1);
         assert_released(waiting.join().unwrap());
         assert_released(patient.join().unwrap());
@@ -359,8 +359,8 @@ fn call_goes_on_while_each_node_names_another() {
     });
     port.set(node.port()).expect("it is set once");
     let url = format!("redis+cluster://127.0.0.1:{}", node.port());
-    let client = builder(&url).unreachable_for(ms(1_000)).build().unwrap();
-    let limit = ms(2_500);
+    let client = builder(&url).unreachable_for(ms(400)).build().unwrap();
+    let limit = ms(1_000);
     let began = Instant::now();
     let error = client.mutex("a").try_lock_for(limit).unwrap_err();
     assert!(began.elapsed() >= limit, "{:?}: {error}", began.elapsed());

@@ -391,6 +391,15 @@ fn first_in_queue(server: &Server) -> Option<String> {
         .unwrap()
 }
 
+/// Returns the place of this id: a text that begins with the time of its last refresh.
+fn place_of(server: &Server, id: &str) -> Option<String> {
+    let mut get = redis::cmd("HGET");
+    get.arg(PLACES)
+        .arg(id)
+        .query(&mut server.connection())
+        .unwrap()
+}
+
 fn call_that_gives_up_leaves_its_place_to_the_next_of_its_client() {
     let server = Server::start();
     let [holder, behind] = mutexes(&server);
@@ -409,8 +418,10 @@ fn call_that_gives_up_leaves_its_place_to_the_next_of_its_client() {
         token.cancel();
         let answer = gives_up.join().unwrap();
         assert!(matches!(answer, Err(Error::Cancelled)), "{answer:?}");
-        // Longer than a place lasts without a refresh.
-        let_pass(ms(3_500));
+        // Without a refresh, the place would not be granted the lock for much longer.
+        let id = place.as_deref().unwrap();
+        let refreshed = place_of(&server, id);
+        eventually(PATIENCE, || place_of(&server, id) > refreshed);
         assert_eq!((first_in_queue(&server), queue_length(&server)), (place, 2));
         assert_released(guard.unlock());
         let guard = next.join().unwrap();

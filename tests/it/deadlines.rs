@@ -714,7 +714,8 @@ fn waiting_for_another_holder_is_not_taken_for_an_outage() {
         eventually(ms(10_000), || {
             redis.server.subscribers("lock_release:a") == 1
         });
-        let_pass(ms(1_200));
+        // The next refresh is sent 0.9 s after the subscription.
+        let_pass(ms(900));
         let _ = held.unlock();
         for call in waiting {
             call.join().unwrap().unwrap();

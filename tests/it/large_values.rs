@@ -184,11 +184,11 @@ fn waiting_for_a_large_value_ends_at_the_deadline() {
     let client = client(&server.url());
     set_large(&server, "lock:a");
     assert!(client.mutex("a").try_lock().unwrap().is_err());
-    assert!(client.mutex("a").try_lock_for(ms(1_500)).unwrap().is_err());
+    assert!(client.mutex("a").try_lock_for(ms(700)).unwrap().is_err());
     let fair = client.fair_mutex("a");
-    assert!(fair.try_lock_for(ms(1_500)).unwrap().is_err());
+    assert!(fair.try_lock_for(ms(700)).unwrap().is_err());
     let several = client.mutex_all(["a", "b"]);
-    assert!(several.try_lock_for(ms(1_500)).unwrap().is_err());
+    assert!(several.try_lock_for(ms(700)).unwrap().is_err());
 }
 
 /// Inspects lock `a`, lists it together with a lock of this client, and returns its value.

@@ -16,7 +16,7 @@ support::tests![
     subscription_leaves_the_last_connection_to_the_holder
 ];
 
-const TTL: Duration = ms(1_500);
+const TTL: Duration = ms(900);
 
 const WAIT_LIMIT: Duration = ms(20_000);
 

@@ -253,12 +253,12 @@ fn a_release_without_a_reply_is_repeated() {
 fn max_hold_counts_from_each_lock() {
     let server = Server::start();
     let client = client(&server);
-    let mutex = client.mutex("a").linger(FOR_EVER).max_hold(ms(2_000));
+    let mutex = client.mutex("a").linger(FOR_EVER).max_hold(ms(600));
     pair(&mutex);
-    let_pass(ms(2_100));
+    let_pass(ms(700));
     let guard = mutex.lock().unwrap();
     assert!(guard.is_held(), "it counts from this lock");
-    assert!(guard.remaining().unwrap() <= ms(2_000));
+    assert!(guard.remaining().unwrap() <= ms(600));
     assert_released(guard.unlock());
 }
 

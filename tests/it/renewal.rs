@@ -430,15 +430,11 @@ fn a_failed_renewal_is_retried() {
         next_renewal(&renewals);
         let connections = proxy.connections();
         proxy.set_all(traffic);
-        assert_eq!(lost.recv_timeout(ms(1_500)), Err(RecvTimeoutError::Timeout));
-        assert!(
-            guard.remaining().unwrap() < ms(5_000),
-            "nothing got through"
-        );
-        assert!(
-            proxy.connections() >= connections + 2,
-            "the renewal was retried"
-        );
+        // The renewal is retried, and none gets through for a second.
+        eventually(WAIT_LIMIT, || {
+            proxy.connections() >= connections + 2 && guard.remaining().unwrap() < ms(5_000)
+        });
+        assert_eq!(lost.try_recv(), Err(TryRecvError::Empty));
         proxy.set_all(Traffic::Pass);
         proxy.cut();
         next_renewal(&renewals);
@@ -481,7 +477,7 @@ fn a_slow_on_renew_harms_no_lease() {
     let server = Server::start();
     let client = client(&server.url());
     let (end, entries, callback) = blocking_callback();
-    let ttl = ms(900);
+    let ttl = ms(600);
     let slow = client
         .mutex("slow")
         .ttl(ttl)
@@ -513,7 +509,7 @@ fn a_slow_on_lost_harms_no_lease() {
     let server = Server::start();
     let client = client(&server.url());
     let (end, entries, callback) = blocking_callback();
-    let ttl = ms(900);
+    let ttl = ms(600);
     let short = client
         .mutex("short")
         .ttl(ms(100))

@@ -50,7 +50,7 @@ fn time_to_connect_does_not_count_as_time_of_a_reply() {
     let acquires = AtomicUsize::new(0);
     let server = FakeServer::start(move |request| match request.name().as_str() {
         "CLIENT" if request.words[1].eq_ignore_ascii_case(b"setname") => {
-            let_pass(ms(2_000));
+            let_pass(ms(800));
             other_reply(request)
         }
         "acquire" if acquires.fetch_add(1, Ordering::SeqCst) == 0 => Some(refused("x", LONG, None)),
@@ -64,7 +64,7 @@ fn time_to_connect_does_not_count_as_time_of_a_reply() {
         .build()
         .unwrap();
     let mutex = client.mutex("a").wait_policy(every(ms(50)));
-    let guard = mutex.try_lock_for(ms(5_500)).unwrap();
+    let guard = mutex.try_lock_for(ms(2_200)).unwrap();
     assert!(guard.is_ok(), "the second attempt is granted");
 }
 
@@ -108,13 +108,13 @@ fn split_vote_is_tried_again_behind_other_calls() {
     let reply = |n: usize| {
         let attempts = AtomicUsize::new(0);
         move |request: &Request| match request.name().as_str() {
-            "propose" => Some(refused_by_member("x", ms(500), None)),
+            "propose" => Some(refused_by_member("x", ms(250), None)),
             "propose_all" => {
                 let attempt = attempts.fetch_add(1, Ordering::SeqCst);
-                let_pass([ms(900), ms(1_100), ms(0)][attempt.min(2)]);
+                let_pass([ms(450), ms(550), ms(0)][attempt.min(2)]);
                 Some(match (attempt, n) {
-                    (0, _) | (1, 0) => refused_by_member("x", ms(500), Some(2)),
-                    (1, 1) => refused_by_member("y", ms(500), Some(2)),
+                    (0, _) | (1, 0) => refused_by_member("x", ms(250), Some(2)),
+                    (1, 1) => refused_by_member("y", ms(250), Some(2)),
                     _ => {
                         let token = String::from_utf8_lossy(&request.args()[2]);
                         format!("*2\r\n:1\r\n:{token}\r\n").into_bytes()
@@ -134,7 +134,7 @@ fn split_vote_is_tried_again_behind_other_calls() {
     let first = thread::spawn(move || first.lock().map(drop));
     eventually(LONG, || client.stats().waiting == 1);
     let both = client.mutex_all(["a", "b"]).wait_policy(every(ms(1)));
-    let guard = both.try_lock_for(ms(6_600)).unwrap();
+    let guard = both.try_lock_for(ms(3_300)).unwrap();
     assert!(guard.is_ok(), "the third attempt is granted");
     client.shutdown(LONG);
     assert!(first.join().unwrap().is_err(), "shut down");
