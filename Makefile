@@ -87,8 +87,8 @@ sim:
 	SHUTTLE_RANDOM_SEED=$$(date +%s) $(THREADS) -- $(ORDERS)
 
 # Looks for a plan that shows each deliberate mistake in the kernel, among 2,000 seeds of each family,
-# and prints it as a line of `src/kernel/sim/mutants.txt`. MUTANTS=list counts the plans of the fixed
-# lists that show each.
+# and prints it as a line of `src/kernel/sim/mutants.txt`. MUTANTS=list looks in the
+# lists of `make test` only.
 MUTANTS = 1
 mutants:
 	SIM_MUTANTS=$(MUTANTS) $(SIM) kernel::sim::each_mutant_is_caught -- --nocapture

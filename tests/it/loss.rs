@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvError, RecvTimeoutError, TryRecvError, unbounded};
 use leasehold::{Client, Error, Lease, Lost, Mutex, MutexGuard};
-use support::{Child, SLACK, Server, assert_released, eventually, ms, parameter, tell_parent};
+use support::{Child, Server, assert_released, eventually, ms, parameter, tell_parent};
 
 support::roles![holder];
 
