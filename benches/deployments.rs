@@ -210,26 +210,39 @@ fn pair(lock: &Mutex) {
     lock.lock().unwrap().unlock().unwrap();
 }
 
-/// What one of the three servers of a quorum does, and the key of the longest gap meanwhile.
-const DISTURBANCES: [(&str, &str, fn(&Server, &Proxy)); 3] = [
-    ("hangs for 3 s", "quorum3_hung_gap_ms", |server, _| {
-        hang(server, ms(3_000));
-    }),
-    ("is slow by 2 s", "quorum3_slow_gap_ms", |_, proxy| {
-        proxy.delay(ms(0), ms(2_000));
-        thread::sleep(ms(6_000));
-        proxy.delay(ms(0), ms(0));
-    }),
-    (
-        "hangs for 1.5 s, every 5 s",
-        "quorum3_flapping_gap_ms",
-        |server, _| {
+/// What one of the three servers of a quorum does.
+struct Disturbance {
+    label: &'static str,
+    /// The key of the longest gap meanwhile.
+    key: &'static str,
+    run: fn(&Server, &Proxy),
+}
+
+const DISTURBANCES: [Disturbance; 3] = [
+    Disturbance {
+        label: "hangs for 3 s",
+        key: "quorum3_hung_gap_ms",
+        run: |server, _| hang(server, ms(3_000)),
+    },
+    Disturbance {
+        label: "is slow by 2 s",
+        key: "quorum3_slow_gap_ms",
+        run: |_, proxy| {
+            proxy.delay(ms(0), ms(2_000));
+            thread::sleep(ms(6_000));
+            proxy.delay(ms(0), ms(0));
+        },
+    },
+    Disturbance {
+        label: "hangs for 1.5 s, every 5 s",
+        key: "quorum3_flapping_gap_ms",
+        run: |server, _| {
             for _ in 0..3 {
                 hang(server, ms(1_500));
                 thread::sleep(ms(3_500));
             }
         },
-    ),
+    },
 ];
 
 fn hang(server: &Server, time: Duration) {
@@ -243,8 +256,8 @@ fn disturbed() -> Vec<(&'static str, String)> {
     let mut figures = Vec::new();
     let mut rows = Vec::new();
     let mut failed_in_all = 0;
-    for (label, key, disturb) in DISTURBANCES {
-        let (gap, pairs, failed) = longest_gap(disturb);
+    for Disturbance { label, key, run } in DISTURBANCES {
+        let (gap, pairs, failed) = longest_gap(run);
         let gap = format!("{:.0}", gap.as_secs_f64() * 1000.0);
         figures.push((key, gap.clone()));
         failed_in_all += failed;
