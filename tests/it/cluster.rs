@@ -7,10 +7,10 @@ use std::time::Instant;
 use crossbeam_channel::{Receiver, unbounded};
 use leasehold::{Client, Error, Lost, MutexGuard};
 use redis::{RedisResult, Value};
-use support::fair::places_in;
+use support::fair::{places_in, wait_for_refresh};
 use support::{
     BlackHole, COMMAND_TIMEOUT, Cluster, ClusterSetup, Contention, Control, FakeServer,
-    MasterFailure, Outcome, PROCESSES, Proxy, RESUME_WITHIN, SLACK, Server, WAKE_UPS,
+    MasterFailure, Outcome, PROCESSES, Proxy, RESUME_WITHIN, SLACK, Server, Traffic, WAKE_UPS,
     assert_message_wakes, assert_released, builder, builder_within, client, contend_and_then,
     encode, eventually, expect_unreachable, fake_node, free_port, let_pass, ms, one_owner,
     parameter, thread_count, time_until_acquired,
@@ -38,6 +38,7 @@ support::tests![
     statistics_count_masters_on_which_locks_were_only_acquired_and_released,
     leases_are_renewed_on_every_master,
     name_whose_keys_would_have_different_slots_is_an_error,
+    call_that_waits_before_the_owner_is_known_is_subscribed_at_the_owner,
     moved_slot_costs_one_redirect,
     queries_follow_a_moved_slot,
     queries_find_what_a_migration_has_moved,
@@ -897,6 +898,44 @@ fn contenders_resume_after_the_master_is_paused() {
 
 fn contenders_resume_after_a_manual_failover() {
     assert_contenders_resume(MasterFailure::SwitchedByCommand);
+}
+
+/// The second call joins the queue of the client before the first has learned who owns the slot.
+/// Its place names the inbox of the owner.
+fn call_that_waits_before_the_owner_is_known_is_subscribed_at_the_owner() {
+    let cluster = shared();
+    let name = cluster.name_owned_by("early", 1);
+    let guard = lock_within_30_s(&client(&cluster.url()), &name);
+    let seed = Proxy::to(cluster.client_port(0));
+    seed.set_all(Traffic::Stall);
+    let url = format!("redis+cluster://127.0.0.1:{}", seed.port());
+    let builder = builder(&url).connect_timeout(ms(30_000));
+    let waiting = builder
+        .command_timeout(ms(30_000))
+        .unreachable_for(ms(30_000));
+    let waiting = waiting.build().unwrap();
+    let owner = cluster.node(1);
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| assert_released(lock_within_30_s(&waiting, &name).unlock()));
+        }
+        eventually(ms(30_000), || waiting.stats().waiting > 0);
+        seed.set_all(Traffic::Pass);
+        let places = format!("leasehold:places:{{{}}}", lock(&name));
+        let inbox = || -> Option<String> {
+            let mut values = redis::cmd("HVALS");
+            let values = values.arg(&places).query(&mut owner.connection());
+            let values: Vec<String> = values.unwrap();
+            Some(values.first()?.rsplit(' ').next()?.to_owned())
+        };
+        eventually(ms(30_000), || inbox().is_some());
+        // The first command may have named another inbox.
+        wait_for_refresh(&waiting);
+        eventually(ms(5_000), || {
+            inbox().is_some_and(|inbox| owner.subscribers(inbox) == 1)
+        });
+        assert_released(guard.unlock());
+    });
 }
 
 /// A set in several slots waits for the release message, so it could not use the place.

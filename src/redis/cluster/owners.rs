@@ -18,7 +18,7 @@ use crate::url::HostPort;
 /// may be older than a redirect we have seen.
 const GOSSIP: Duration = Duration::from_secs(2);
 
-/// The slots whose owner has changed.
+/// The slots whose owner has changed, or was unknown: a call that waits may be subscribed elsewhere.
 pub(crate) struct Moved(Vec<bool>);
 
 impl Moved {
@@ -141,7 +141,7 @@ impl Owners {
     }
 
     /// Records a redirect at `now`: `slot` is at `address`. Returns the server there, and the slot
-    /// as moved if another server was its owner.
+    /// as moved if that server was not its owner.
     pub(super) fn redirected(
         &mut self,
         slot: u16,
@@ -286,14 +286,14 @@ impl Owners {
         });
     }
 
-    /// Makes `server` the owner of `slot`, and notes in `moved` if it replaces another server.
+    /// Makes `server` the owner of `slot`, and notes in `moved` if it was not before.
     fn assign(&mut self, slot: u16, server: &Arc<Server>, moved: &mut Option<Moved>) {
         if let Some(owner) = self.by_slot.get_mut(usize::from(slot))
             && owner
                 .as_ref()
                 .is_none_or(|owner| !Arc::ptr_eq(owner, server))
-            && owner.replace(Arc::clone(server)).is_some()
         {
+            *owner = Some(Arc::clone(server));
             moved.get_or_insert_with(Moved::none).note(slot);
         }
     }

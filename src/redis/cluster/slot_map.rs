@@ -213,8 +213,7 @@ impl SlotMap {
         }
     }
 
-    /// Records a redirect: `slot` is now at `address`. If the slot had another owner, refreshes the
-    /// map.
+    /// Records a redirect: `slot` is now at `address`. If the map does not say so, refreshes it.
     fn moved(&self, slot: u16, address: HostPort) -> Arc<Server> {
         let mut known = self.known.lock();
         let make = |address: &HostPort| self.make_server(address);
