@@ -332,6 +332,7 @@ impl Client {
     /// - [`Error::Refused`] if Redis refuses the credentials or the command.
     /// - [`Error::Closed`] after a shutdown.
     pub fn ping(&self) -> Result<Duration, Error> {
+        self.runtime().process.check()?;
         let deployment = &self.runtime().deployment;
         query(self.runtime(), |until| {
             let sent = Instant::now();
@@ -383,6 +384,7 @@ impl Client {
     ///   if the key is not a hash.
     /// - [`Error::Closed`] after a shutdown.
     pub fn shared_stats(&self) -> Result<Totals, Error> {
+        self.runtime().process.check()?;
         query(self.runtime(), |until| self.runtime().shared_totals(until))
     }
 

@@ -421,6 +421,11 @@ impl Lease {
 
     fn release_now(&mut self) -> Result<(), Error> {
         self.check_process()?;
+        self.release_here()
+    }
+
+    /// Releases the lock, in the process that holds it.
+    fn release_here(&mut self) -> Result<(), Error> {
         let now = Instant::now();
         let deadline = self.deadline(now);
         self.release_by = Some(deadline);
@@ -444,14 +449,15 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        if self.check_process().is_err() {
-            // The child never drops the lease either: see the drop of `Core`.
-            std::mem::forget(Arc::clone(&self.hold));
-            return;
-        }
+        // `release` has checked the process before it set the time.
         if self.release_by.is_none() {
+            if self.check_process().is_err() {
+                // The child never drops the lease either: see the drop of `Core`.
+                std::mem::forget(Arc::clone(&self.hold));
+                return;
+            }
             // A failure is logged where it happens.
-            let _ = self.release_now();
+            let _ = self.release_here();
         }
         // `into_inner` gives the core to exactly one of several guards that are dropped at the same
         // time. With `strong_count`, each of them could count the others and leave the end of the

@@ -13,4 +13,6 @@ pub(crate) mod rw_lock;
 pub(crate) mod sections;
 pub(crate) mod semaphore;
 pub(crate) mod settings;
+#[cfg(all(test, feature = "testing"))]
+mod tests;
 mod unwind;

@@ -398,15 +398,15 @@ impl Mutex {
     /// [`Error::Config`] if this client uses no queue: over a quorum, and with
     /// [`queues(false)`](crate::ClientBuilder::queues).
     pub fn waiting(&self) -> Result<u64, Error> {
-        self.check()?;
-        match self.core.runtime.has_queues() {
-            true => self.queue_length(),
-            false => Err(Error::Config(
-                "this client uses no queue (over a quorum, or with queues(false)), so the number \
-                 of waiting clients is unknown"
-                    .into(),
-            )),
+        if self.core.runtime.has_queues() {
+            return self.queue_length();
         }
+        self.check()?;
+        Err(Error::Config(
+            "this client uses no queue (over a quorum, or with queues(false)), so the number of \
+             waiting clients is unknown"
+                .into(),
+        ))
     }
 
     /// Returns the last fencing token that was drawn for the name, whether it is held or free now.
@@ -485,7 +485,6 @@ impl Mutex {
         ask: impl Fn(&dyn RedisQueue, Instant) -> Result<T, Fault>,
     ) -> Result<Option<T>, Error> {
         let runtime = &self.core.runtime;
-        runtime.check_open()?;
         self.check()?;
         match self.keys.queue() {
             Some(queue) => query(runtime, |until| ask(queue, until)).map(Some),

@@ -203,8 +203,11 @@ impl RwLock {
     }
 
     fn acquire_read(&self, limit: WaitLimit) -> Result<Result<RwLockReadGuard, Taken>, Error> {
-        self.core.runtime.process.check()?;
-        self.warn_of_reading_again(limit);
+        if cfg!(debug_assertions) {
+            // Takes locks, which a thread of the parent may have had at a fork.
+            self.core.runtime.process.check()?;
+            self.warn_of_reading_again(limit);
+        }
         let lease = acquire(&self.core, &self.reader, &self.settings, limit)?;
         Ok(lease.map(RwLockReadGuard::new))
     }

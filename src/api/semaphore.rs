@@ -360,7 +360,7 @@ impl Semaphore {
     /// released.
     pub fn force_release(&self, holder: &HolderId) -> Result<bool, Error> {
         self.lock.check()?;
-        self.lock.core.runtime.check_open()?;
+        self.lock.core.runtime.check_not_closed()?;
         let call = self
             .keys
             .release(holder.as_str().as_bytes(), AtRelease::Usual);

@@ -54,8 +54,8 @@ pub(crate) fn acquire(
     limit: WaitLimit,
 ) -> Result<Result<Acquired, Taken>, Error> {
     runtime.process.check()?;
-    if let Some(token) = &settings.cancel {
-        token.process().check()?;
+    if (settings.cancel.as_ref()).is_some_and(|it| !it.process().is_that_of(runtime.process)) {
+        return Err(Error::Forked);
     }
     let caller = Caller {
         runtime,
@@ -138,7 +138,7 @@ impl Caller<'_> {
     }
 
     fn check_not_ended(&self) -> Result<(), Error> {
-        self.runtime.check_open()?;
+        self.runtime.check_not_closed()?;
         match self.is_cancelled() {
             true => Err(Error::Cancelled),
             false => Ok(()),

@@ -133,6 +133,7 @@ pub(crate) fn list(
     prefix: &[u8],
     act: impl FnMut(&ListPage<'_>),
 ) -> Result<Vec<Held>, Error> {
+    runtime.check_open()?;
     let key_prefix = runtime.config.key_prefix.as_bytes();
     let pattern = [glob(key_prefix), glob(prefix), b"*".to_vec()].concat();
     let mut found = BTreeMap::new();

@@ -10,12 +10,13 @@ use crate::runtime::Runtime;
 ///
 /// The first call may have failed because its pooled connection was dead already. Only a second
 /// failure says anything about Redis. Both calls share the deadline. If the client is shut down
-/// meanwhile, fails with [`Error::Closed`].
+/// meanwhile, fails with [`Error::Closed`]. The caller has checked that it is in the process that made
+/// the client.
 pub(crate) fn query<T>(
     runtime: &Runtime,
     mut ask: impl FnMut(Instant) -> Result<T, Fault>,
 ) -> Result<T, Error> {
-    runtime.check_open()?;
+    runtime.check_not_closed()?;
     let until = Instant::now().after(runtime.deployment.command_timeout());
     let answer = match ask(until) {
         Err(Fault::NotRun(_) | Fault::Unknown(_)) if Instant::now() < until => ask(until),

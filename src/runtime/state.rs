@@ -122,10 +122,14 @@ impl Runtime {
     /// [`Error::Closed`] once the client is shut down.
     pub(crate) fn check_open(&self) -> Result<(), Error> {
         self.process.check()?;
-        if self.is_closed() {
-            Err(Error::Closed)
-        } else {
-            Ok(())
+        self.check_not_closed()
+    }
+
+    /// Returns [`Error::Closed`] once the client is shut down. For the process that made it.
+    pub(crate) fn check_not_closed(&self) -> Result<(), Error> {
+        match self.is_closed() {
+            true => Err(Error::Closed),
+            false => Ok(()),
         }
     }
 
