@@ -6,6 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, SystemTime};
 
+#[cfg(any(target_os = "linux", target_os = "android"))]
+use rustix::time::{ClockId, Timespec, clock_gettime};
+
 /// The longest single sleep. The clock behind sleeps stops during suspend, so after a resume a
 /// thread reads this clock again within a second.
 pub(crate) const LONGEST_SLEEP: Duration = Duration::from_secs(1);
@@ -78,6 +81,21 @@ pub(crate) fn sleep(pause: Duration) {
     thread::sleep(pause);
 }
 
+/// Returns for how much of its time this clock was ahead of sleeps, which do not count a suspend.
+/// May be too little, by as long as this thread stands still meanwhile.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+pub(crate) fn suspended_for() -> Duration {
+    let since_start = since_start();
+    let awake = of_timespec(clock_gettime(ClockId::Monotonic));
+    suspended() + since_start.saturating_sub(awake)
+}
+
+/// Returns for how much of its time this clock was ahead of sleeps, which do not count a suspend.
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub(crate) fn suspended_for() -> Duration {
+    suspended()
+}
+
 /// The time added by `testing::suspend`, in nanoseconds.
 #[cfg(feature = "testing")]
 static SUSPENDED: AtomicU64 = AtomicU64::new(0);
@@ -110,8 +128,12 @@ pub(crate) fn wall_time() -> SystemTime {
 /// Returns the time since a fixed start; ignores `suspend`.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 pub(crate) fn since_start() -> Duration {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    // Neither part is negative on this clock, and the nanoseconds are below one second.
+    of_timespec(clock_gettime(ClockId::Boottime))
+}
+
+#[cfg(any(target_os = "linux", target_os = "android"))]
+fn of_timespec(time: Timespec) -> Duration {
+    // Neither part is negative on these clocks, and the nanoseconds are below one second.
     Duration::new(
         time.tv_sec.try_into().unwrap_or(0),
         time.tv_nsec.try_into().unwrap_or(0),

@@ -227,6 +227,11 @@ impl<'a> Running<'a> {
             step = match step {
                 Step::Done(outcome) => return outcome,
                 Step::Send(command, until) => self.send(&command, until, &mut fx),
+                // A call that must still log that it waits looks for that once a second.
+                Step::Park(until) if !has_logged => {
+                    let now = Instant::now();
+                    self.sleep(now.after(nap(now, until)), &mut fx)
+                }
                 Step::Park(until) => self.sleep(until, &mut fx),
             };
         }
@@ -258,8 +263,6 @@ impl<'a> Running<'a> {
             .cell()
             .expect("a call sleeps only after `Step::Park`, which sets its cell")
             .parker;
-        let now = Instant::now();
-        let until = now.after(nap(now, until));
         match &self.caller.settings.cancel {
             Some(token) => token.park(parker, until),
             None => parker.park(until),

@@ -21,8 +21,8 @@ use crate::token::FencingToken;
 pub(crate) struct Effects {
     /// The undo to write behind the unanswered command, on its connection, without waiting.
     pub(crate) undo: Option<Command>,
-    /// Calls whose outcome is stored, to be unparked.
-    pub(crate) wake: Vec<Arc<WaiterCell>>,
+    /// Calls whose outcome is stored, or that must read the clock, to be unparked.
+    pub(crate) wake: Parked,
     /// Holders whose operation has ended, to be unparked.
     pub(crate) operations: Vec<Arc<OperationCell>>,
     /// How many calls the end of the client has ended.
@@ -55,6 +55,30 @@ pub(crate) struct Effects {
     /// Values that may own a user's closure: the engine and the subscriber pass them to the thread
     /// of the callbacks.
     pub(crate) discard: Vec<Discard>,
+}
+
+/// Parked calls to wake. A thread that panics before it carries out its effects wakes them, too:
+/// a call sleeps until its deadline unless somebody wakes it.
+#[derive(Debug, Default)]
+pub(crate) struct Parked(Vec<Arc<WaiterCell>>);
+
+impl Parked {
+    pub(crate) fn push(&mut self, cell: Arc<WaiterCell>) {
+        self.0.push(cell);
+    }
+
+    #[cfg(sim)]
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<WaiterCell>> {
+        self.0.iter()
+    }
+}
+
+impl Drop for Parked {
+    fn drop(&mut self) {
+        for cell in &self.0 {
+            cell.parker.unpark();
+        }
+    }
 }
 
 /// A loss to report to the holder.

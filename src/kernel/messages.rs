@@ -1,5 +1,6 @@
 //! What the subscriber and the router tell: grants, releases, lost and new connections.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
@@ -135,14 +136,25 @@ impl Kernel {
 }
 
 /// For tests that move clocks or take locks away.
+impl Kernel {
+    /// All parked calls read the clock: the machine was suspended, which their sleeps do not count.
+    pub(crate) fn wake_parked(&self, now: Instant, fx: &mut Effects) {
+        self.at(now, fx).for_each(|entry, cx| {
+            let waiting = entry.line.iter().chain(&entry.own);
+            let waiting = waiting.map(|waiter| &waiter.cell);
+            let waiting = waiting.chain(entry.watches.iter().map(|watch| &watch.cell));
+            waiting.for_each(|cell| cx.fx.wake.push(Arc::clone(cell)));
+        });
+    }
+}
+
 #[cfg(feature = "testing")]
 impl Kernel {
-    /// All parked calls look at the time, and try again.
+    /// All parked calls try again.
     pub(crate) fn wake_all(&self, now: Instant, fx: &mut Effects) {
         self.at(now, fx).for_each(|entry, cx| {
             for waiter in entry.line.iter_mut().chain(&mut entry.own) {
                 waiter.retry_at = now;
-                cx.fx.wake.push(waiter.cell.clone());
             }
             entry.look(cx.now, cx);
             for n in 0..entry.requests.len() {

@@ -17,7 +17,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::Instant;
+use crate::clock::{Instant, LONGEST_SLEEP};
 use crate::config::LeaseTerms;
 use crate::holder_id::HolderId;
 use crate::kernel::Kernel;
@@ -238,9 +238,13 @@ impl SetAcquire {
             crate::kernel::sim::count_step();
             let outcome = match step {
                 Step::Send(..) => return step,
-                Step::Park(_) => {
+                Step::Park(until) => {
                     self.has_parked = true;
-                    return step;
+                    // Nothing wakes the call when it loses a name that it keeps, and the engine may
+                    // sleep while it watches one.
+                    let naps = !self.kept.is_empty() || self.stage == Stage::Watch;
+                    let longest = if naps { LONGEST_SLEEP } else { Duration::MAX };
+                    return Step::Park(until.min(cx.now.after(longest)));
                 }
                 Step::Done(outcome) => outcome,
             };

@@ -61,9 +61,7 @@ pub(crate) struct Waiter {
     pub(crate) refusals: u32,
 }
 
-/// Where the outcome of a parked call is put.
-///
-/// The call reads it even if it was never unparked: its naps last a second at most.
+/// Where the outcome of a parked call is put, before its thread is unparked.
 #[derive(Debug)]
 pub(crate) struct WaiterCell {
     pub(crate) outcome: Mutex<Option<Outcome>>,

@@ -21,7 +21,7 @@ use crate::wait_policy::{WaitPolicy, jittered};
 /// A call for a set that was refused because of a name, in the entry of the name.
 #[derive(Debug)]
 pub(super) struct Watch {
-    cell: Arc<WaiterCell>,
+    pub(super) cell: Arc<WaiterCell>,
     /// The lock of this name.
     pub(super) lock: Arc<dyn Primitive>,
     /// Messages wake the call.

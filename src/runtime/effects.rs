@@ -61,9 +61,7 @@ impl Runtime {
         for told in &fx.lost {
             self.meters.lost(told.lost);
         }
-        for cell in fx.wake {
-            cell.parker.unpark();
-        }
+        drop(fx.wake);
         for cell in fx.operations {
             cell.parker.unpark();
         }

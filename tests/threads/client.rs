@@ -255,7 +255,7 @@ impl World {
             fx.lost.is_empty() || is_closed,
             "nothing takes a lease away"
         );
-        fx.wake.iter().for_each(|cell| cell.parker.unpark());
+        drop(fx.wake);
         fx.operations.iter().for_each(|cell| cell.parker.unpark());
         if fx.engine_by.is_some() && !self.forgets_wake_ups {
             client.engine.unpark();

@@ -1,5 +1,5 @@
-//! The locks of the library and its sleeps, by shuttle. No time passes: a sleep ends only if another
-//! thread unparks it, or by itself at some moment.
+//! The locks and the sleeps of the library, by shuttle. No time passes: a sleep ends only if another
+//! thread ends it, or by itself, once in a while.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;

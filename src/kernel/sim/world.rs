@@ -280,6 +280,8 @@ pub(super) struct Client {
     /// The node that has the keys, as far as the client knows; it has learnt that just now.
     node: usize,
     has_moved: bool,
+    /// The machine was suspended, and the engine has not run since.
+    was_suspended: bool,
     pub(super) callers: Vec<Caller>,
     sub: Sub,
     pub(super) is_alive: bool,

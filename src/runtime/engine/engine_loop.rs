@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-use crate::clock::{Instant, LONGEST_SLEEP, nap};
+use crate::clock::{Instant, LONGEST_SLEEP, nap, suspended_for};
 use crate::error::Cause;
 use crate::kernel::Kernel;
 use crate::kernel::command::{Command, What};
@@ -39,6 +39,9 @@ const PROBE_EVERY: Duration = Duration::from_secs(1);
 /// How long the end of the client waits for replies to the commands of calls, which have ended.
 const ASKS_FOR: Duration = Duration::from_secs(1);
 
+/// A suspend that is shorter may delay a call beyond its deadline by as much.
+const SHORTEST_SUSPEND: Duration = Duration::from_millis(10);
+
 struct EngineLoop<'a> {
     runtime: &'a Runtime,
     kernel: &'a Kernel,
@@ -48,6 +51,8 @@ struct EngineLoop<'a> {
     /// When counters are sent next.
     stats_at: Option<Instant>,
     is_stopping: bool,
+    /// For how long the machine had been suspended when the parked calls last read the clock.
+    suspended_for: Duration,
     /// When a thread that is to end waits for no reply any more.
     stops_by: Instant,
     /// When the commands of calls end, which nobody waits for: what they take is released.
@@ -160,6 +165,7 @@ impl<'a> EngineLoop<'a> {
             probe_at: None,
             stats_at: runtime.shared_stats.first(),
             is_stopping: false,
+            suspended_for: suspended_for(),
             stops_by: Instant::NEVER,
             asks_until: None,
         }
@@ -170,6 +176,7 @@ impl<'a> EngineLoop<'a> {
             self.kernel.engine_awake();
             let now = Instant::now();
             self.note_end(now);
+            self.wake_after_suspend(now);
             self.send_due(now);
             self.send_stats(now);
             contain(|| self.probe_subscribers(now));
@@ -196,6 +203,15 @@ impl<'a> EngineLoop<'a> {
             self.stops_by = now.after(timeout.saturating_mul(2));
             self.asks_until = Some(now.after(ASKS_FOR));
             self.stats_at = self.stats_at.map(|_| now);
+        }
+    }
+
+    /// The deadlines of parked calls may have passed while their sleeps stood still.
+    fn wake_after_suspend(&mut self, now: Instant) {
+        let suspended_for = suspended_for();
+        if suspended_for > self.suspended_for + SHORTEST_SUSPEND {
+            self.suspended_for = suspended_for;
+            (self.runtime).decide_here(|kernel, fx| kernel.wake_parked(now, fx));
         }
     }
 

@@ -116,7 +116,12 @@ impl World {
         let deadline = call.wants.deadline;
         let clock = self.clocks[client];
         let stopped = self.stopped_until(client, Actor::Caller(thread));
-        let stopped = clock.at(stopped.max(self.sleeps_until(client)));
+        // After a suspend, the engine wakes the call.
+        let engine = match self.clients[client].resumed {
+            0 => 0,
+            _ => self.stopped_until(client, Actor::Engine),
+        };
+        let stopped = clock.at(stopped.max(self.sleeps_until(client)).max(engine));
         let now = clock.at(self.now);
         let latest = deadline.max(stopped).after(Duration::from_millis(40));
         if now > latest {

@@ -242,8 +242,7 @@ impl World {
         match step {
             Step::Send(..) => unreachable!("the engine sends over a quorum"),
             Step::Park(until) => {
-                let nap = time_of(until).min(self.now + 1_000 * MS);
-                self.timer(client, Actor::Caller(thread), nap);
+                self.timer(client, Actor::Caller(thread), time_of(until));
             }
             Step::Done(outcome) => self.done(client, thread, outcome),
         }
@@ -293,11 +292,10 @@ impl World {
             false => call.woken(&kernel, now, &mut fx),
         };
         if let Step::Park(until) = step {
-            let nap = time_of(until).min(self.now + 1_000 * MS);
             self.clients[client].callers[thread].state = State::Parked(call);
             self.after_kernel(client, &mut fx)?;
             self.effects(client, fx);
-            self.timer(client, Actor::Caller(thread), nap);
+            self.timer(client, Actor::Caller(thread), time_of(until));
             return Ok(());
         }
         self.decided(client, thread, call, step, fx)

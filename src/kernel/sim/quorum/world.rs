@@ -410,10 +410,10 @@ impl World {
 
     /// Carries out the effects of a kernel call.
     pub(super) fn effects(&mut self, client: usize, fx: Effects) {
-        for cell in fx.wake {
+        for cell in fx.wake.iter() {
             let mut callers = self.clients[client].callers.iter();
             let waits = |it: &Caller| match &it.state {
-                State::Parked(call) => call.cell().is_some_and(|it| Arc::ptr_eq(it, &cell)),
+                State::Parked(call) => call.cell().is_some_and(|it| Arc::ptr_eq(it, cell)),
                 _ => false,
             };
             if let Some(thread) = callers.position(waits) {

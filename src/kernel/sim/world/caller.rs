@@ -265,9 +265,9 @@ impl World {
                 self.timer(client, Actor::Caller(thread), by);
             }
             Step::Park(until) => {
-                let nap = self.clocks[client].time_of(until).min(now + 1_000 * MS);
+                let until = self.clocks[client].time_of(until);
                 self.clients[client].callers[thread].state = State::Parked(call);
-                self.timer(client, Actor::Caller(thread), nap);
+                self.timer(client, Actor::Caller(thread), until);
             }
             Step::Done(outcome) => self.done(client, thread, outcome),
         }
@@ -383,14 +383,12 @@ impl World {
             false => call.woken(&kernel, self.clocks[client].at(self.now), &mut fx),
         };
         if let Step::Park(until) = step {
-            let nap = self.clocks[client]
-                .time_of(until)
-                .min(self.now + 1_000 * MS);
+            let until = self.clocks[client].time_of(until);
             self.after_kernel(client, &mut fx)?;
             let caller = &mut self.clients[client].callers[thread];
             caller.state = State::Parked(call);
             self.effects(client, None, fx);
-            self.timer(client, Actor::Caller(thread), nap);
+            self.timer(client, Actor::Caller(thread), until);
             return Ok(());
         }
         self.decided(client, thread, Some(call), step, fx)

@@ -15,13 +15,13 @@ impl World {
             let up = self.up(client, undo, false);
             self.send(n, up);
         }
-        for cell in fx.wake {
+        for cell in fx.wake.iter() {
             let callers = self.clients[client].callers.iter();
             let mut parked = callers.map(|caller| match &caller.state {
                 State::Parked(call) => call.cell().map(Arc::as_ptr),
                 _ => None,
             });
-            if let Some(thread) = parked.position(|no| no == Some(Arc::as_ptr(&cell))) {
+            if let Some(thread) = parked.position(|no| no == Some(Arc::as_ptr(cell))) {
                 self.soon(client, Actor::Caller(thread));
             }
         }

@@ -112,6 +112,7 @@ impl World {
         let stopped = it.stopped.entry(None).or_default();
         *stopped = (*stopped).max(until);
         it.resumed = until;
+        it.was_suspended = true;
     }
 
     fn take_foreign(&mut self, name: u64, time: Time) {

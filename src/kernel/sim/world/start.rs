@@ -93,6 +93,7 @@ impl World {
             paused: Vec::new(),
             node: 0,
             has_moved: false,
+            was_suspended: false,
             callers: (0..self.plan.threads).map(caller).collect(),
             sub: Sub::default(),
             is_alive: true,

@@ -33,6 +33,9 @@ impl World {
         self.engine_replies(client, &mut fx);
         let route = self.route();
         let now = self.clocks[client].at(self.now);
+        if std::mem::take(&mut self.clients[client].was_suspended) {
+            kernel.wake_parked(now, &mut fx);
+        }
         if std::mem::take(&mut self.clients[client].has_moved) {
             kernel.moved(&|_| true, now, &mut fx);
         }
