@@ -4,7 +4,7 @@ use std::num::NonZeroU64;
 #[cfg(feature = "testing")]
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 #[cfg(any(target_os = "linux", target_os = "android"))]
 use rustix::time::{ClockId, Timespec, clock_gettime};
@@ -120,7 +120,15 @@ pub(crate) fn suspend(time: Duration) {
     });
 }
 
-/// Returns the wall clock, which can jump: for reports, seeds and proposed tokens only.
+/// Returns what the wall clock showed at [`Instant::START`], by what it shows now. It rises if that
+/// clock is set ahead, and if the other one has stood still.
+pub(crate) fn wall_at_start() -> Duration {
+    // The wall clock first: if the thread is preempted in between, it is not ahead.
+    let wall = wall_time().duration_since(UNIX_EPOCH).unwrap_or_default();
+    wall.saturating_sub(since_start())
+}
+
+/// Returns the wall clock, which can jump: for reports, seeds, proposed tokens, and doubts.
 pub(crate) fn wall_time() -> SystemTime {
     SystemTime::now()
 }

@@ -170,12 +170,18 @@ impl Settings {
         check_linger(linger, handoffs, ttl)?;
         Ok(LeaseTerms {
             ttl,
-            renew_every: (!self.no_renewal).then(|| self.renew_every.unwrap_or(ttl / 3)),
+            renew_every: (!self.no_renewal).then(|| self.interval(ttl)),
             max_hold: self.max_hold.unwrap_or(Duration::MAX),
             replicas,
             handoffs,
             linger,
         })
+    }
+
+    /// Returns the interval of renewals. A longer one than leaves time for a renewal is shortened.
+    fn interval(&self, ttl: Duration) -> Duration {
+        let every = self.renew_every.unwrap_or(ttl / 3);
+        every.min(longest_interval(ttl))
     }
 }
 
@@ -223,11 +229,16 @@ impl LeaseTerms {
 
 /// Returns for how long a lease of `ttl` is certainly held.
 ///
-/// That is `ttl` minus 1 % for the drift between two clocks, as in
-/// [Redlock](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/), and minus
-/// another 2 ms for the resolution of Redis's expiry, and as a minimum drift for short ttls.
+/// That is `ttl` without 10 %, or without 1 % and 10 s if that is less, and without another 2 ms.
+///
+/// Redis measures the ttl by its wall clock, and this client by its own. A clock that is being set
+/// right runs at another rate: by 8.3 % with chrony's default limit. From a ttl of 111 s on, the
+/// margin allows for 10 s that the server's clock gains in one ttl. The 1 % is the
+/// [drift of Redlock](https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/), and
+/// the 2 ms are for the resolution of Redis's expiry.
 pub(crate) fn validity(ttl: Duration) -> Duration {
-    ttl.saturating_sub(ttl / 100 + Duration::from_millis(2))
+    let drift = (ttl / 10).min(ttl / 100 + Duration::from_secs(10));
+    ttl.saturating_sub(drift + Duration::from_millis(2))
 }
 
 /// Returns an error if Redis or the scripts cannot represent `ttl`, or if it is too short.
@@ -246,7 +257,7 @@ pub(crate) fn check_ttl(ttl: Duration) -> Result<(), Error> {
 }
 
 fn check_renew_every(every: Duration, ttl: Duration) -> Result<(), Error> {
-    let longest = longest_interval(ttl);
+    let longest = ttl / 10 * 9;
     if every < SHORTEST_INTERVAL || every > longest {
         return wrong(format!(
             "renew_every must be between 1 ms and {longest:?} with a ttl of {ttl:?}, not \
@@ -254,6 +265,12 @@ fn check_renew_every(every: Duration, ttl: Duration) -> Result<(), Error> {
         ));
     }
     Ok(())
+}
+
+/// Returns the longest interval of the renewals of a lease with this ttl: nine tenths of its
+/// validity.
+pub(crate) fn longest_interval(ttl: Duration) -> Duration {
+    validity(ttl) / 10 * 9
 }
 
 fn check_linger(linger: Duration, handoffs: u32, ttl: Duration) -> Result<(), Error> {
@@ -267,13 +284,6 @@ fn check_linger(linger: Duration, handoffs: u32, ttl: Duration) -> Result<(), Er
         return wrong("linger needs local_handoffs of at least 1: the lease is handed off");
     }
     Ok(())
-}
-
-/// Returns nine tenths of the validity of a lease with this ttl, rounded down to two digits.
-fn longest_interval(ttl: Duration) -> Duration {
-    let longest = validity(ttl).as_millis() as u64 * 9 / 10;
-    let step = 10_u64.pow(longest.max(1).ilog10().saturating_sub(1));
-    Duration::from_millis(longest / step * step)
 }
 
 fn wrong<T>(what: impl Into<String>) -> Result<T, Error> {
@@ -306,6 +316,21 @@ mod tests {
     }
 
     #[test]
+    fn validity_allows_for_a_clock_that_is_slewed() {
+        let hour = Duration::from_secs(3600);
+        for (ttl, margin) in [
+            (ms(10), ms(1)),
+            (ms(10_000), ms(1_000)),
+            (ms(111_111), ms(111_111) / 10),
+            (ms(112_000), ms(1_120 + 10_000)),
+            (hour, ms(36_000 + 10_000)),
+        ] {
+            assert_eq!(ttl - validity(ttl), margin + ms(2), "{ttl:?}");
+        }
+        assert!(validity(SHORTEST_TTL) > Duration::ZERO);
+    }
+
+    #[test]
     fn invalid_times_are_rejected() {
         let config = Config::default();
         for ttl in [ms(0), ms(9), LONGEST_TTL + ms(1), Duration::MAX] {
@@ -325,13 +350,15 @@ mod tests {
             };
             settings.terms(&config)
         };
-        for every in [ms(0), ms(8_901), Duration::MAX] {
+        for every in [ms(0), ms(9_001), Duration::MAX] {
             let error = renewed_every(every).unwrap_err().to_string();
-            assert!(error.contains("between 1 ms and 8.9s with"), "{error}");
+            assert!(error.contains("between 1 ms and 9s with"), "{error}");
         }
-        renewed_every(ms(8_900)).unwrap();
-        for ttl in [SHORTEST_TTL, ms(300), LONGEST_TTL] {
-            assert!(longest_interval(ttl) < validity(ttl) / 10 * 9, "{ttl:?}");
+        let shortened = renewed_every(ms(8_900)).unwrap().renew_every;
+        assert_eq!(shortened, Some(ms(8_998) / 10 * 9));
+        for ttl in [SHORTEST_TTL, ms(300), ms(10_000), LONGEST_TTL] {
+            // A third of the ttl leaves time for a renewal with every ttl.
+            assert!(ttl / 3 < longest_interval(ttl), "{ttl:?}");
         }
         for timeout in [Duration::ZERO, Duration::MAX] {
             assert!(

@@ -60,6 +60,12 @@ use crate::token::FencingToken;
 /// the key is deleted or replaced, or the lock is released by force. The holder notices that at its
 /// next renewal.
 ///
+/// The local clock does not count the time for which a hypervisor has paused the machine. If the
+/// wall clock shows that the lease may be over, these calls say that it is not held until a renewal
+/// is confirmed. `ensure_held` then fails with [`Lost::Expired`], and may succeed later: the wall
+/// clock can be wrong, so this is not yet a loss. See the
+/// [limitations](crate::guide::guarantees#limitations).
+///
 /// Call `is_held` or `ensure_held` before each step that must not be done twice, or wait on the
 /// [`lost`](Self::lost) channel during the work. No lock can detect a pause between the check and
 /// the step; only the [`fencing_token`](Self::fencing_token) protects against it.
@@ -183,6 +189,8 @@ impl Lease {
     }
 
     /// Returns true only if the lock is certainly held at this moment.
+    ///
+    /// See [Loss](Self#loss).
     ///
     /// ```
     /// # let server = leasehold::testing::Server::start();

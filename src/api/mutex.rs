@@ -111,9 +111,10 @@ impl Mutex {
     /// asks for the lease's current ttl and for the same `renew_every`, `auto_renew` and
     /// `min_replicas`. The new holder gets its own guard, its own [`lost`](crate::Lease::lost)
     /// channel and a higher fencing token, and its own [`max_hold`](Self::max_hold) starts. The
-    /// [`holder_id`](crate::Lease::holder_id) belongs to the lease and does not change. The new
-    /// holder has at least two thirds of the ttl left: if less is left, or if the lease is not
-    /// renewed in the background, the releasing call renews the lease first.
+    /// [`holder_id`](crate::Lease::holder_id) belongs to the lease and does not change. If the
+    /// last renewal is more than a third of the ttl ago, or if the lease is not renewed in the
+    /// background, the releasing call renews the lease first. So the new holder has at least half
+    /// of the ttl left.
     ///
     /// The lock is released in Redis, where the client that waits first gets its turn:
     ///

@@ -30,9 +30,10 @@ macro_rules! lock_settings {
 
             /// Sets how often a held lease is renewed.
             ///
-            /// At most nine tenths of the validity, which is a little shorter than the ttl: 8.9 s
-            /// with a ttl of 10 s. Defaults to a third of the ttl, which leaves time for two
-            /// retries.
+            /// At most nine tenths of the ttl. An interval of more than nine tenths of the time for
+            /// which the lease [is certain](crate::guide::ttl#how-long-a-lease-is-certain) is
+            /// shortened to that: to about 8.1 s with a ttl of 10 s. Defaults to a third of the
+            /// ttl, which leaves time for two retries.
             ///
             /// ```
             /// # use std::time::Duration;

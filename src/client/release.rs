@@ -57,7 +57,7 @@ impl Holding<'_> {
             // This holder has ended it before.
             Unlock::RenewFirst(_) | Unlock::Over => match self.status() {
                 LeaseStatus::Lost(lost) => Err(Error::Lost(lost)),
-                LeaseStatus::Held(_) | LeaseStatus::Released => Ok(()),
+                LeaseStatus::Held(_) | LeaseStatus::InDoubt | LeaseStatus::Released => Ok(()),
             },
         }
     }
@@ -272,7 +272,7 @@ impl<'a> Ending<'a> {
         }
         let lost = match self.of.status() {
             LeaseStatus::Lost(lost) => Some(lost),
-            LeaseStatus::Held(_) | LeaseStatus::Released => None,
+            LeaseStatus::Held(_) | LeaseStatus::InDoubt | LeaseStatus::Released => None,
         };
         self.count(lost.is_none(), start);
         match (lost, outcome) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crossbeam_channel::Receiver;
 
 use crate::client::failure;
-use crate::clock::{Instant, nap};
+use crate::clock::{Instant, nap, wall_at_start};
 use crate::config::check_ttl;
 use crate::error::{Cause, Error};
 use crate::kernel::held::HeldLease;
@@ -52,7 +52,9 @@ impl Holding<'_> {
 
     /// Returns the status of the lease for this holder, and tells a loss that it finds.
     pub(crate) fn status(self) -> LeaseStatus {
-        (self.runtime).decide(|_, fx| self.lease.status_for(self.token, Instant::now(), fx))
+        let (lease, token, now) = (self.lease, self.token, Instant::now());
+        let wall = wall_at_start();
+        (self.runtime).decide(|kernel, fx| kernel.status_of(lease, token, wall, now, fx))
     }
 
     /// Returns a channel that receives one message on loss.
@@ -64,6 +66,7 @@ impl Holding<'_> {
     pub(crate) fn ensure_held(self) -> Result<(), Error> {
         match self.status() {
             LeaseStatus::Held(_) => Ok(()),
+            LeaseStatus::InDoubt => Err(Error::Lost(Lost::Expired)),
             LeaseStatus::Lost(lost) => Err(Error::Lost(lost)),
             // Of the calls that end a holding, only `keep_for` leaves its guard.
             LeaseStatus::Released => Err(Error::Lost(Lost::Kept)),

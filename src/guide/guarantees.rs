@@ -11,8 +11,10 @@
 //!   get the lock, unless the key is deleted or replaced by force (see the limitations). It reads a
 //!   local clock, so no blocked thread or socket can delay it.
 //!   [`lost`](crate::Lease::lost) and [`on_lost`](crate::Mutex::on_lost) follow as soon as the
-//!   engine thread is scheduled. On Linux the clock counts the time for which the machine is
-//!   suspended. On other systems, `is_held` may return true for too long after a suspend.
+//!   engine thread is scheduled. After the process was stopped (`SIGSTOP`, a frozen cgroup) or the
+//!   machine suspended, they follow within a second, or with the first call of `is_held`. On Linux
+//!   the clock counts the time for which the machine is suspended. For other systems, see the
+//!   limitation about a paused machine.
 //! - **Tokens rise.** The [fencing token](crate::FencingToken) of every holder of a mutex, and of
 //!   every writer, is higher than all earlier ones. Readers share the token of the last writer. If
 //!   Redis has lost the last token, this holds only if the server's clock is not behind the time at
@@ -45,6 +47,18 @@
 //! - **A pause between check and write.** A process can be paused for longer than its lease between
 //!   `ensure_held` and the write that it guards. No lock can prevent that; only
 //!   [fencing](crate::FencingToken) helps.
+//! - **A machine that is paused by its hypervisor, migrated or restored, and a process that is
+//!   checkpointed.** The clock of the machine stands still meanwhile. So `is_held` can stay true,
+//!   although the lease is over, until the next renewal is answered. This is noticed earlier where
+//!   the wall clock is set right afterwards: once it has run ahead of the other clock by more than
+//!   what is left of the lease, `is_held` is false until a renewal is confirmed, and the client
+//!   renews at once. If the wall clock stands still, too, or is set right late, only
+//!   [fencing](crate::FencingToken) helps: a call that is granted a lock during the pause goes on
+//!   under its token, although there are higher ones. Outside of Linux, all this holds for a
+//!   machine that is suspended, too.
+//! - **A copy of a process, or of its machine,** that goes on from an image while the original goes
+//!   on is a second holder. Redis cannot tell the two apart: they have the same holder id and the
+//!   same fencing token. Do not start a second process from one image while locks are held.
 //! - **Both processes of `leasehold run` killed at one instant**, the program and its supervisor:
 //!   the command goes on without the lock. If one of them is killed, the other ends the command.
 //! - **Failover.** Redis replicates asynchronously. If a replica that does not have a lock yet is
@@ -54,6 +68,10 @@
 //!   acknowledged it, which [limits this](crate::guide::sentinel#what-a-failover-can-cost).
 //! - **Replicated expiry is an absolute time.** If the clocks of a master and its replica differ,
 //!   leases become shorter or longer after a failover.
+//! - **Clocks that run at different rates.** A server's clock may be faster than the holder's by 10
+//!   % (with a ttl of more than 111 s: by 1 %, and by another 10 s in one ttl), which [the
+//!   ttl](crate::guide::ttl#how-long-a-lease-is-certain) makes up for. That covers a clock that NTP
+//!   slews by up to 8.3 %. If more than that is slewed, a key can end while `is_held` is true.
 //! - **A server's clock that steps forward** ends leases early, because Redis measures expiry by
 //!   its wall clock. The holder finds out at its next renewal. Until then another client may have
 //!   acquired the lock.

@@ -55,9 +55,9 @@
 //! # What holders and waiters see
 //!
 //! - **A holder** keeps its lock until its lease ends: [`is_held`](crate::Lease::is_held)
-//!   stays true for the rest of the validity, by default at least about two thirds of the ttl. The
-//!   client repeats the renewal until then. If no renewal succeeds, the holder receives
-//!   [`Lost::Expired`](crate::Lost::Expired).
+//!   stays true while the lease [is certain](crate::guide::ttl#how-long-a-lease-is-certain): by
+//!   default for about 56 % of the ttl. The client repeats the renewal until then. If no renewal
+//!   succeeds, the holder receives [`Lost::Expired`](crate::Lost::Expired).
 //! - **A waiter** sleeps, and asks again as soon as the server answers.
 //! - **A release** that got no reply is repeated in the background until it succeeds or the lease
 //!   has ended. Until the server serves anything, further releases go to the background at once,

@@ -71,8 +71,9 @@
 //!   data (`appendfsync always`).
 //! * Counters expire 25 hours after the last grant. A counter that was set by a clock further ahead
 //!   can expire before other clients' clocks reach it. Later tokens can then be lower.
-//! * The clocks must run at the same rate, within the drift that is subtracted from the validity. A
-//!   holder that pauses between its check of the lease and its write still needs fencing.
+//! * The clocks must run at the same rate, within the
+//!   [margin](crate::guide::ttl#how-long-a-lease-is-certain) that is taken off the ttl. A holder
+//!   that pauses between its check of the lease and its write still needs fencing.
 //!
 //! `tests/checks/quorum_model` searches all interleavings of up to three attempts at three servers,
 //! with releases that run late, are lost, or overtake their acquire on another connection. It finds

@@ -139,6 +139,7 @@ impl Context<'_> {
     ) {
         let lease = &work.lease;
         lease.answered(work, end, [sent, self.now], is_final, self.fx);
+        self.distrust(lease);
         lease.rearm(self);
         if let LeaseStatus::Lost(_) = lease.status(self.now, self.fx) {
             self.lease_ended(lease);

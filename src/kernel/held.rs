@@ -204,7 +204,7 @@ impl HeldLease {
     }
 
     /// Returns the status at `now` for the holder of `token`; an earlier holder has released it.
-    pub(crate) fn status_for(
+    pub(super) fn status_for(
         self: &Arc<Self>,
         token: FencingToken,
         now: Instant,
@@ -214,6 +214,22 @@ impl HeldLease {
             true => inner.lease.status(now),
             false => LeaseStatus::Released,
         })
+    }
+
+    /// Returns for how long the lease is valid at `now`.
+    pub(super) fn validity(&self, now: Instant) -> Duration {
+        self.inner.lock().lease.validity(now)
+    }
+
+    /// Returns when the last command was sent that Redis has confirmed, or earlier.
+    pub(super) fn confirmed_at(&self) -> Instant {
+        self.inner.lock().lease.confirmed_at()
+    }
+
+    /// The wall clock has run ahead by this much since the last confirmation. Returns whether the
+    /// engine must look at the lease earlier.
+    pub(super) fn distrust(&self, ahead: Duration, now: Instant) -> bool {
+        self.inner.lock().lease.distrust(ahead, now)
     }
 
     pub(crate) fn status(self: &Arc<Self>, now: Instant, fx: &mut Effects) -> LeaseStatus {

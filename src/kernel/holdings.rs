@@ -78,6 +78,8 @@ impl LockEntry {
         self.last.silent_since = None;
         #[cfg(sim)]
         cx.fx.began.push((Arc::clone(&lease), lease.run.first()));
+        // The machine may have stood still since the command was sent.
+        cx.distrust(&lease);
         lease.rearm(cx);
         if !is_on(Mutant::EvictionMakesNobodyAsk) {
             // The line may have waited for the end of an evicted lease.

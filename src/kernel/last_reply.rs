@@ -203,8 +203,8 @@ impl LastReply {
 
     /// The reply to a refresh does not say since when the holder has the lock: an earlier one did.
     pub(crate) fn with_age(&self, by: Arc<RefusedName>, now: Instant) -> Arc<RefusedName> {
-        let is_same = |last: &&Box<Refused>| by.names_holder() && last.by.holder == by.holder;
-        let last = self.refused.as_ref().filter(is_same);
+        let is_same = |last: &&Refused| by.names_holder() && last.by.holder == by.holder;
+        let last = self.refused.as_deref().filter(is_same);
         let age = last.and_then(|last| Some((last.by.detail?, last.arrived.until(now))));
         match age {
             Some((age, since)) if by.detail.is_none() => Arc::new(RefusedName {

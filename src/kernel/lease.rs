@@ -219,7 +219,7 @@ impl HeldLease {
             }
             let remaining = match lease.status(now) {
                 LeaseStatus::Held(remaining) => Some(remaining),
-                LeaseStatus::Lost(_) | LeaseStatus::Released => None,
+                LeaseStatus::InDoubt | LeaseStatus::Lost(_) | LeaseStatus::Released => None,
             };
             (lag, remaining)
         });

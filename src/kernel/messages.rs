@@ -142,7 +142,7 @@ impl Kernel {
         self.at(now, fx).for_each(|entry, cx| {
             let waiting = entry.line.iter().chain(&entry.own);
             let waiting = waiting.map(|waiter| &waiter.cell);
-            let waiting = waiting.chain(entry.watches.iter().map(|watch| &watch.cell));
+            let waiting = waiting.chain(entry.watches().iter().map(|watch| &watch.cell));
             waiting.for_each(|cell| cx.fx.wake.push(Arc::clone(cell)));
         });
     }

@@ -52,6 +52,7 @@ pub(crate) mod undo;
 pub(crate) mod unlock;
 pub(crate) mod votes;
 pub(crate) mod waiter;
+pub(crate) mod wall;
 pub(crate) mod watch;
 
 use std::sync::Arc;
@@ -68,6 +69,7 @@ use crate::kernel::schedule::Schedule;
 use crate::kernel::table::LockTable;
 use crate::kernel::tokens::Tokens;
 use crate::kernel::votes::Majority;
+use crate::kernel::wall::WallClock;
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;
 use crate::sync::Mutex;
@@ -90,7 +92,8 @@ pub(crate) struct Limits {
     pub(crate) size: Majority,
     /// A majority of the servers decides, even of one server.
     pub(crate) is_quorum: bool,
-    /// The wall clock at [`Instant::START`], in µs: for the tokens that are proposed to a quorum.
+    /// The wall clock at [`Instant::START`], in µs: for the tokens that are proposed to a quorum,
+    /// and to notice if it runs ahead.
     pub(crate) wall: u64,
 }
 
@@ -111,6 +114,7 @@ pub(crate) struct Kernel {
     /// Set when a lease lingers for the first time.
     lingered: AtomicBool,
     serial: AtomicU64,
+    wall_clock: WallClock,
 }
 
 impl Kernel {
@@ -127,6 +131,7 @@ impl Kernel {
             closed: AtomicBool::new(false),
             lingered: AtomicBool::new(false),
             serial: AtomicU64::new(0),
+            wall_clock: WallClock::new(Duration::from_micros(limits.wall)),
             limits,
         }
     }

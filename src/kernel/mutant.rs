@@ -57,6 +57,8 @@ mistakes! {
         ExpiredGrantIsNoFailure,
         /// A lease is given although the client is closed.
         ClosedClientGives,
+        /// A guard reports that it holds a lease which is over by the wall clock.
+        WallClockIsIgnored,
         /// The engine's sleep is not recorded.
         SleepIsNotRecorded,
         /// The eviction of a lease makes nobody ask.

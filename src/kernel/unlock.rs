@@ -295,7 +295,7 @@ pub(super) fn begin_release(
             }
             Unlock::AlreadyLost(lost)
         }
-        Some(LeaseStatus::Held(_)) => {
+        Some(LeaseStatus::Held(_) | LeaseStatus::InDoubt) => {
             let has_rounds = cx.kernel.has_rounds(&*lease.lock);
             let cell = has_rounds.then(|| lease.release_by_round());
             lease.rearm(cx);

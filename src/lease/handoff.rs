@@ -15,7 +15,8 @@
 //! ```
 //!
 //! A lease is suspected if a release of its key was announced and Redis has not confirmed it since.
-//! It is short if its validity is less than two thirds of its ttl.
+//! It is short if more than a third of its ttl has passed since its last renewal, or if less of its
+//! validity is left than that leaves: by default, if its renewal is overdue.
 
 use std::time::Duration;
 
@@ -132,7 +133,7 @@ impl HandoffRun {
         if !self.fits(lease, token, terms, handoffs, now) {
             return Err(NoHandoff::Release);
         }
-        let is_short = lease.validity(now) < lease.ttl / 3 * 2;
+        let is_short = !lease.has_most_of(lease.ttl, now);
         if lease.suspected || is_short {
             // One renewal did not help, and a second would not either.
             return Err(match has_renewed {

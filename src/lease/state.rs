@@ -13,11 +13,15 @@
 //! ```
 //!
 //! While the lease is held, at most one renewal or change of ttl is in flight (`renewing`).
+//!
+//! The clock does not count the time for which a hypervisor pauses the machine. The wall clock
+//! shows that (`kernel/wall.rs`), and the lease is then asked for. It is not lost: the wall clock
+//! may just have been set.
 
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::config::{LeaseTerms, validity};
+use crate::config::{LeaseTerms, longest_interval, validity};
 use crate::lease::status::{Due, FIRST_RENEWAL_AFTER, LeaseStatus, RENEWAL_WINDOW, RenewalRequest};
 use crate::lost::Lost;
 use crate::wait_policy::RECONNECT;
@@ -43,6 +47,10 @@ pub(crate) struct LeaseState {
     /// This is an assumption: such a command runs within `longest` after the client stopped waiting
     /// for its reply, or never. Undos rely on the same limit.
     settled_at: Instant,
+    /// From when on Redis may have confirmed the lease: no later than its last command was sent.
+    confirmed_at: Instant,
+    /// If the wall clock has run ahead since then: when the key is gone, unless that clock was set.
+    gone_at: Option<Instant>,
     valid_until: Instant,
     /// The end of `max_hold`.
     ends_at: Instant,
@@ -87,14 +95,14 @@ impl LeaseState {
         if now >= valid_until || now >= ends_at {
             return None;
         }
-        let mut lease = Self::new(terms, valid_until, ends_at);
+        let mut lease = Self::new(terms, sent, valid_until, ends_at);
         lease.plan_renewal(sent);
         Some(lease)
     }
 
     /// Returns a lease that a queue in Redis granted for `lasting`, at some time after `proof`.
     ///
-    /// Its first renewal is due soon. `None` if less than half of the time is left.
+    /// Its first renewal is due soon. `None` if less than half of the validity is left.
     pub(crate) fn granted(
         proof: Instant,
         now: Instant,
@@ -102,7 +110,7 @@ impl LeaseState {
         terms: &LeaseTerms,
     ) -> Option<Self> {
         let valid_until = proof.after(validity(lasting));
-        if now.until(valid_until) < lasting / 2 {
+        if now.until(valid_until) < validity(lasting) / 2 {
             return None;
         }
         let renew_at = now.after(FIRST_RENEWAL_AFTER);
@@ -110,18 +118,20 @@ impl LeaseState {
             renew_at,
             planned: renew_at,
             provisional: Some(lasting),
-            ..Self::new(terms, valid_until, now.after(terms.max_hold))
+            ..Self::new(terms, proof, valid_until, now.after(terms.max_hold))
         })
     }
 
     /// Returns a held lease without a planned renewal.
-    fn new(terms: &LeaseTerms, valid_until: Instant, ends_at: Instant) -> Self {
+    fn new(terms: &LeaseTerms, sent: Instant, valid_until: Instant, ends_at: Instant) -> Self {
         Self {
             ttl: terms.ttl,
             renew_every: terms.renew_every,
             at_most: Duration::MAX,
             longest: terms.ttl,
             settled_at: Instant::START,
+            confirmed_at: sent,
+            gone_at: None,
             valid_until,
             ends_at,
             renew_at: Instant::NEVER,
@@ -166,6 +176,11 @@ impl LeaseState {
         now.until(self.valid_until)
     }
 
+    /// Returns when the last command was sent that Redis has confirmed, or earlier.
+    pub(crate) fn confirmed_at(&self) -> Instant {
+        self.confirmed_at
+    }
+
     /// Returns terms that the lease fits.
     pub(crate) fn own_terms(&self) -> LeaseTerms {
         LeaseTerms {
@@ -178,10 +193,47 @@ impl LeaseState {
         }
     }
 
-    /// Returns whether at least two thirds of the ttl are left at `now`; of the provisional time,
-    /// before the first renewal.
+    /// Returns whether so much of the validity is left at `now` as when the first renewal is due by
+    /// default, which is after a third of `ttl`.
+    pub(super) fn has_most_of(&self, ttl: Duration, now: Instant) -> bool {
+        self.validity(now) >= validity(ttl).saturating_sub(ttl / 3)
+    }
+
+    /// Returns whether most of the validity is left at `now`; before the first renewal, of the
+    /// provisional time.
     pub(crate) fn is_fresh(&self, now: Instant) -> bool {
-        self.validity(now) >= self.provisional.unwrap_or(self.ttl) / 3 * 2
+        self.has_most_of(self.provisional.unwrap_or(self.ttl), now)
+    }
+
+    /// The wall clock has run ahead by this much since the last confirmation: plans to ask Redis,
+    /// at once, or without automatic renewal when the reply decides. Returns whether that is
+    /// earlier than was planned.
+    pub(crate) fn distrust(&mut self, ahead: Duration, now: Instant) -> bool {
+        if self.phase != Phase::Held {
+            return false;
+        }
+        let lasts = match now < self.settled_at {
+            true => self.key_may_last(),
+            false => self.longest,
+        };
+        // Twice the margin: Redis's clock may be slow, too.
+        let margin = self.ttl.saturating_sub(validity(self.ttl)) * 2;
+        let gone_at = (self.valid_until).after(margin + lasts.saturating_sub(self.ttl));
+        let gone_at = gone_at.before(ahead).max(now);
+        let is_new = self.gone_at.is_none_or(|before| gone_at < before);
+        if is_new {
+            self.gone_at = Some(gone_at);
+            match self.renews() {
+                true => self.suspect(now),
+                false => self.renew_at = self.renew_at.min(gone_at),
+            }
+        }
+        is_new
+    }
+
+    /// Returns whether the next request of the client sets the ttl.
+    fn renews(&self) -> bool {
+        self.renew_every.is_some() || self.provisional.is_some()
     }
 
     /// Returns whether a renewal or change of ttl is in flight.
@@ -205,12 +257,12 @@ impl LeaseState {
     }
 
     fn plan_renewal(&mut self, from: Instant) {
-        let third = self.ttl.min(self.at_most) / 3;
+        let ttl = self.ttl.min(self.at_most);
         self.renew_at = match self.renew_every {
             // A change of ttl may have made the ttl shorter than an interval set for a longer one.
-            Some(every) if every < self.ttl.min(self.at_most) / 10 * 9 => from.after(every),
-            Some(_) => from.after(third),
-            None => Instant::NEVER,
+            Some(every) if every <= longest_interval(ttl) => from.after(every),
+            Some(_) => from.after(ttl / 3),
+            None => self.gone_at.unwrap_or(Instant::NEVER),
         };
         self.planned = self.renew_at;
     }
@@ -290,7 +342,7 @@ impl LeaseState {
             return None;
         }
         self.renewing = true;
-        let renews = self.renew_every.is_some() || self.provisional.is_some();
+        let renews = self.renews();
         // A renewal never shortens a ttl, so requesting 1 ms changes nothing.
         let ttl = if renews {
             self.ttl
@@ -342,13 +394,28 @@ impl LeaseState {
         self.provisional.take_if(|_| request.renews);
         // The reply says nothing about a release announced after the request was sent.
         self.suspected = self.suspected_meanwhile;
-        if request.renews && matches!(self.status(now), LeaseStatus::Held(_)) {
-            self.valid_until = self
-                .valid_until
-                .max(sent.after(validity(request.ttl.min(self.at_most))));
+        if matches!(self.status(now), LeaseStatus::Held(_)) {
+            self.extend(sent, now, request);
         }
         self.plan_renewal(sent);
         self.finish_request(now);
+    }
+
+    /// Sets the end of the lease after a request that was sent at `sent` and confirmed.
+    fn extend(&mut self, sent: Instant, now: Instant, request: RenewalRequest) {
+        if !request.renews {
+            if self.gone_at.take_if(|at| *at <= sent).is_some() {
+                self.confirmed_at = sent;
+            }
+            return;
+        }
+        let until = sent.after(validity(request.ttl.min(self.at_most)));
+        self.valid_until = match self.gone_at.take() {
+            // What counted before may be more.
+            Some(_) if now < until => until,
+            _ => self.valid_until.max(until),
+        };
+        self.confirmed_at = sent;
     }
 
     /// Ends the request in flight. A release announced meanwhile is checked at once: the reply may

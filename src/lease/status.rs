@@ -22,6 +22,8 @@ pub(crate) const FIRST_RENEWAL_AFTER: Duration = Duration::from_millis(3);
 pub(crate) enum LeaseStatus {
     /// Certainly held for this long from now.
     Held(Duration),
+    /// Held, but it may be over by the wall clock, until a renewal is confirmed.
+    InDoubt,
     Lost(Lost),
     /// Released, or being released, by its holder.
     Released,

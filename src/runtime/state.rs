@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::Duration;
 
-use crate::clock::{Instant, wall_time};
+use crate::clock::{Instant, wall_at_start};
 use crate::config::Config;
 use crate::error::Error;
 use crate::kernel::effects::Effects;
@@ -236,8 +236,6 @@ impl Runtime {
 
 /// Returns what the kernel must know of the settings.
 fn limits(config: &Config, deployment: &Deployment) -> Limits {
-    let wall = wall_time().duration_since(UNIX_EPOCH).unwrap_or_default();
-    let since_start = Duration::from_nanos(Instant::now().as_nanos());
     Limits {
         command_timeout: deployment.command_timeout(),
         unreachable_for: config.unreachable_for,
@@ -245,6 +243,6 @@ fn limits(config: &Config, deployment: &Deployment) -> Limits {
         may_fail_over: deployment.may_fail_over(),
         size: deployment.size(),
         is_quorum: deployment.is_quorum(),
-        wall: wall.saturating_sub(since_start).as_micros() as u64,
+        wall: wall_at_start().as_micros() as u64,
     }
 }

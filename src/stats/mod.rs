@@ -115,8 +115,8 @@ pub struct Stats {
     ///
     /// Includes the time of the reply. Renewals that are due within 100 ms are sent together; the
     /// lag is zero if the reply arrives before the renewal was due. With the default
-    /// [`renew_every`](crate::Mutex::renew_every), locks are lost if the lag approaches two
-    /// thirds of the ttl.
+    /// [`renew_every`](crate::Mutex::renew_every), locks are lost if the lag reaches about 56 % of
+    /// the ttl.
     pub renewal_lag: Option<Duration>,
     /// The time from the call to the lock, for every call that acquired it.
     pub wait: Latency,

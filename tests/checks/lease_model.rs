@@ -6,8 +6,10 @@
 //! a command or a reply may arrive late or never.
 //!
 //! Time is counted in ticks of one clock. A key's expiry counts from when the server runs a
-//! command, and validity counts from when the client sends it. No margin for drift separates the
-//! two: if a command runs in the tick in which it was sent, both end with the same tick.
+//! command, and validity counts from when the client sends it. The margin that is taken off the
+//! ttl for clocks that run at other rates is not in the model: if a command runs in the tick in
+//! which it was sent, both end with the same tick. The simulation has such clocks
+//! (`src/kernel/sim/plan.rs`).
 //!
 //! A command that the client no longer waits for runs within the longest requested expiry, or
 //! never. That time counts from the release, or from when the client stopped waiting. Without such

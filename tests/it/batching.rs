@@ -367,7 +367,8 @@ impl BadCalls {
 
 /// Locks and unlocks a name in each of many threads. Applies `traffic` to the first write of 8
 /// calls or more, and calls `wait` with the number of its connection and the bad calls so far. The
-/// threads continue until `wait` returns. Returns how many calls the write contained, and the durations of the bad calls.
+/// threads continue until `wait` returns. Returns how many calls the write contained, and the
+/// durations of the bad calls.
 fn calls_during_a_failing_batch(
     proxy: &Proxy,
     client: &Client,

@@ -567,7 +567,7 @@ fn a_lease_with_little_time_left_is_renewed_before_the_hand_off() {
         let one = guard_of(one);
         let id = one.holder_id().clone();
         let before = client.stats().totals.renewals_ok;
-        eventually(WAIT_LIMIT, || one.remaining().unwrap() < ttl / 3 * 2);
+        eventually(WAIT_LIMIT, || one.remaining().unwrap() < ttl / 2);
         assert_released(one.unlock());
         let two = guard_of(two);
         assert!(two.remaining().unwrap() > ttl / 3);

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvError, RecvTimeoutError, TryRecvError, unbounded};
 use leasehold::{Client, Error, Lease, Lost, Mutex, MutexGuard};
-use support::{Child, Server, assert_released, eventually, ms, parameter, tell_parent};
+use support::{Child, SLACK, Server, assert_released, eventually, ms, parameter, tell_parent};
 
-support::roles![holder];
+support::roles![holder, waits_for_a_loss];
 
 support::tests![
     a_deleted_key_is_reported_as_deleted,
@@ -27,7 +27,8 @@ support::tests![
     a_foreign_takeover_of_our_lease_is_reported_at_once,
     a_second_grant_to_the_client_reports_the_first_lease_taken,
     a_false_release_message_is_not_a_loss,
-    a_key_replaced_by_another_type_is_reported_as_taken
+    a_key_replaced_by_another_type_is_reported_as_taken,
+    a_loss_during_a_stop_is_told_within_a_second
 ];
 
 support::timed![past_max_hold_the_key_expires_by_itself];
@@ -333,6 +334,31 @@ fn a_holder_paused_past_its_ttl_knows_of_the_loss_as_it_resumes() {
         guard.unlock().unwrap();
     }
     child.wait().succeeded();
+}
+
+/// The sleep of the engine goes on after a stop, for the time that was left.
+fn a_loss_during_a_stop_is_told_within_a_second() {
+    let server = Server::start();
+    let child = Child::spawn("loss::waits_for_a_loss", &[("URL", &server.url())]);
+    child.wait_for_line("held");
+    child.pause();
+    let guard = client(&server).mutex("a").lock().unwrap();
+    let resumed = Instant::now();
+    child.resume();
+    child.wait_for_line("told");
+    let late = resumed.elapsed();
+    assert!(late <= ms(1_000) + SLACK, "{late:?}");
+    assert_released(guard.unlock());
+}
+
+/// The engine has nothing else to do before the lease ends.
+fn waits_for_a_loss() {
+    let client = Client::open(parameter("URL")).unwrap();
+    let mutex = client.mutex("a").ttl(ms(4_000)).auto_renew(false);
+    let guard = mutex.lock().unwrap();
+    tell_parent("held");
+    assert_eq!(guard.lost().recv(), Ok(Lost::Expired));
+    tell_parent("told");
 }
 
 /// Runs `act` on a lease whose renewal is not due soon, while another thread waits for the name.

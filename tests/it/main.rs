@@ -71,6 +71,8 @@ mod tls;
 mod trace;
 mod waiting;
 mod waking;
+#[cfg(target_os = "linux")]
+mod wall_clock;
 mod wire;
 mod without_queues;
 
@@ -169,6 +171,8 @@ const TESTS: &[Listed] = &[
     rw_lock_faults::TESTS,
     rw_lock_replies::TESTS,
     sentinel::TESTS,
+    #[cfg(target_os = "linux")]
+    wall_clock::TESTS,
     slot_moves::TESTS,
     set_queues::TESTS,
     shortages::TESTS,
@@ -221,6 +225,8 @@ const ROLES: &[Listed] = &[
     sentinel::ROLES,
     #[cfg(target_os = "linux")]
     server_clock::ROLES,
+    #[cfg(target_os = "linux")]
+    wall_clock::ROLES,
     set_queues::ROLES,
     shortages::ROLES,
     shutdown::ROLES,

@@ -1,9 +1,11 @@
-//! Promise: a server's clock that steps back delays no call for more than 3 s, and ends no lease.
+//! Promises: a server's clock that steps back delays no call for more than 3 s, and ends no lease.
+//! One that is slewed, by up to 8.3 %, gives no lock to two holders.
 
+use std::ops::Deref;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use leasehold::{Client, Error};
+use leasehold::{Client, Error, Lease};
 use support::fair::places_in;
 use support::{
     Child, SLACK, Server, assert_released, client, eventually, let_pass, ms, parameter,
@@ -15,7 +17,8 @@ support::roles![waiter];
 support::tests![
     waiter_that_died_before_the_clock_stepped_back_delays_nobody_for_long,
     waiters_of_every_kind_go_on_after_the_clock_stepped_back,
-    lease_ends_no_earlier_after_the_clock_stepped_back
+    lease_ends_no_earlier_after_the_clock_stepped_back,
+    lease_ends_before_a_server_whose_clock_is_slewed_has_another_holder
 ];
 
 /// How far the clock steps, in seconds.
@@ -247,4 +250,64 @@ fn lease_ends_no_earlier_after_the_clock_stepped_back() {
         // The end of a key is computed from two replies.
         assert!(after + 100.0 > *before, "{before} {after}");
     }
+}
+
+/// Acquires a lock of one kind, for 2 s without a renewal.
+fn acquire(client: &Client, kind: &str, access: &str) -> Box<dyn Deref<Target = Lease>> {
+    let ttl = ms(2_000);
+    match (kind, access) {
+        ("mutex" | "quorum", _) => {
+            let mutex = client.mutex(kind).ttl(ttl).auto_renew(false);
+            Box::new(mutex.lock().unwrap())
+        }
+        ("fair", _) => {
+            let fair = client.fair_mutex(kind).ttl(ttl).auto_renew(false);
+            Box::new(fair.lock().unwrap())
+        }
+        ("shared", "first") => {
+            let lock = client.rw_lock(kind).ttl(ttl).auto_renew(false);
+            Box::new(lock.read().unwrap())
+        }
+        ("shared" | "written", _) => {
+            let lock = client.rw_lock(kind).ttl(ttl).auto_renew(false);
+            Box::new(lock.write().unwrap())
+        }
+        ("permit", _) => {
+            let semaphore = client.semaphore(kind, 1).ttl(ttl).auto_renew(false);
+            Box::new(semaphore.acquire().unwrap())
+        }
+        _ => {
+            let set = client
+                .mutex_all(["set 1", "set 2"])
+                .ttl(ttl)
+                .auto_renew(false);
+            Box::new(set.lock().unwrap())
+        }
+    }
+}
+
+/// The default limit of chrony: 83 333 millionths.
+fn lease_ends_before_a_server_whose_clock_is_slewed_has_another_holder() {
+    let servers: [Server; 3] = Server::several_with_fast_clocks(83_333);
+    let urls = servers.each_ref().map(Server::url);
+    let clients = |kind| {
+        [(); 2].map(|()| match kind {
+            "quorum" => Client::builder().quorum(&urls).build().unwrap(),
+            _ => client(&urls[0]),
+        })
+    };
+    thread::scope(|scope| {
+        for kind in [
+            "mutex", "quorum", "fair", "shared", "written", "permit", "set",
+        ] {
+            scope.spawn(move || {
+                let [one, two] = clients(kind);
+                let first = acquire(&one, kind, "first");
+                assert!(first.is_held(), "{kind}");
+                let second = acquire(&two, kind, "second");
+                assert!(!first.is_held(), "{kind}: {:?}", first.remaining());
+                assert!(second.is_held(), "{kind}");
+            });
+        }
+    });
 }

@@ -1,5 +1,6 @@
-/* Preloaded into a server: moves its wall clock by the number of microseconds in a file, which the
- * test writes while the server runs. The file is named by LEASEHOLD_CLOCK_SHIFT. */
+/* Preloaded into a process: moves its wall clock by the number of microseconds in a file, which the
+ * test writes while the process runs. The file is named by LEASEHOLD_CLOCK_SHIFT. The clock is too
+ * fast by LEASEHOLD_CLOCK_RATE millionths, from its start on. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <stdint.h>
@@ -11,8 +12,19 @@
 #include <unistd.h>
 
 static volatile const int64_t *shift;
+static int64_t rate, started;
+
+static int64_t real_micros(void) {
+    struct timespec now;
+    /* Not by the C library, whose function this file replaces. */
+    syscall(SYS_clock_gettime, CLOCK_REALTIME, &now);
+    return now.tv_sec * INT64_C(1000000) + now.tv_nsec / 1000;
+}
 
 __attribute__((constructor)) static void map_shift(void) {
+    const char *millionths = getenv("LEASEHOLD_CLOCK_RATE");
+    rate = millionths ? atoll(millionths) : 0;
+    started = real_micros();
     const char *path = getenv("LEASEHOLD_CLOCK_SHIFT");
     int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     if (file < 0) return;
@@ -22,10 +34,8 @@ __attribute__((constructor)) static void map_shift(void) {
 }
 
 static int64_t shifted_micros(void) {
-    struct timespec now;
-    /* Not by the C library, whose function this file replaces. */
-    syscall(SYS_clock_gettime, CLOCK_REALTIME, &now);
-    return now.tv_sec * INT64_C(1000000) + now.tv_nsec / 1000 + (shift ? *shift : 0);
+    int64_t now = real_micros();
+    return now + (now - started) * rate / 1000000 + (shift ? *shift : 0);
 }
 
 int clock_gettime(clockid_t id, struct timespec *time) {

@@ -1,26 +1,50 @@
-//! The wall clock of a test's server, which the test can step while the server runs.
+//! The wall clock of a process that a test starts: it runs at another rate, or the test can step it
+//! while the process runs.
 
 use std::env;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use super::tempdir::TempDir;
 
-/// A library that is preloaded into the server (`clock.c`), and the file that steers it.
-pub(super) struct Clock {
-    library: PathBuf,
-    shift: PathBuf,
+/// A library that is preloaded into the process (`clock.c`), and the file that steers it.
+pub struct Clock {
+    library: String,
+    shift: String,
     micros: i64,
+    rate: String,
+    _directory: TempDir,
+}
+
+impl Default for Clock {
+    fn default() -> Self {
+        Self::new()
+    }
 }
 
 impl Clock {
     /// Compiles the library with the compiler that Rust links with: `CC`, or `cc`.
-    pub(super) fn new(directory: &TempDir) -> Self {
+    pub fn new() -> Self {
+        Self::too_fast_by(0)
+    }
+
+    /// Returns a clock that is too fast by `rate` millionths.
+    pub(super) fn too_fast_by(rate: i64) -> Self {
+        let directory = TempDir::create();
+        let file = |name| {
+            directory
+                .join(name)
+                .to_str()
+                .expect("it is text")
+                .to_owned()
+        };
         let clock = Self {
-            library: directory.join("clock.so"),
-            shift: directory.join("clock"),
+            library: file("clock.so"),
+            shift: file("clock"),
             micros: 0,
+            rate: rate.to_string(),
+            _directory: directory,
         };
         clock.write();
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("clock.c");
@@ -35,19 +59,22 @@ impl Clock {
         clock
     }
 
-    /// Sets the environment of the server.
-    pub(super) fn preload(&self, command: &mut Command) {
-        command.env("LD_PRELOAD", &self.library);
-        command.env("LEASEHOLD_CLOCK_SHIFT", &self.shift);
+    /// Returns the environment of the process.
+    pub fn variables(&self) -> Vec<(&str, &str)> {
+        vec![
+            ("LD_PRELOAD", &self.library),
+            ("LEASEHOLD_CLOCK_SHIFT", &self.shift),
+            ("LEASEHOLD_CLOCK_RATE", &self.rate),
+        ]
     }
 
     /// Moves the clock by this many seconds; back if negative.
-    pub(super) fn step(&mut self, seconds: i64) {
+    pub fn step(&mut self, seconds: i64) {
         self.micros += seconds * 1_000_000;
         self.write();
     }
 
-    /// Overwrites the file in place: the server maps it.
+    /// Overwrites the file in place: the process maps it.
     fn write(&self) {
         let mut open = fs::OpenOptions::new();
         let file = open

@@ -53,6 +53,7 @@ pub use certificates::{certificate_path, read_pem, tls_server, tls_server_trusti
 pub use chaos::{Chaos, ChaosReport, survivor};
 pub use child::{Child, Finished, parameter, run_role, tell_parent, thread_count};
 pub use client::{COMMAND_TIMEOUT, builder, builder_within, client};
+pub use clock::Clock;
 pub use cluster::{Cluster, ClusterSetup};
 pub use commands::CommandStats;
 pub use contention::{

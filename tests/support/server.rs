@@ -53,11 +53,23 @@ impl Server {
     /// compiler.
     pub fn with_clock() -> Self {
         let permit = Permit::take(permit::SERVER);
-        let directory = TempDir::create();
-        let clock = Some(Clock::new(&directory));
-        let mut server = Self::start_in(directory, clock, Vec::new);
+        let mut server = Self::with_fast_clock(0);
         server.permit = Some(permit);
         server
+    }
+
+    /// Starts servers whose wall clocks are too fast by `rate` millionths. Needs Linux and a C
+    /// compiler.
+    pub fn several_with_fast_clocks<const N: usize>(rate: i64) -> [Self; N] {
+        let permit = Permit::take(permit::SERVER * N);
+        let mut servers = std::array::from_fn(|_| Self::with_fast_clock(rate));
+        servers[0].permit = Some(permit);
+        servers
+    }
+
+    fn with_fast_clock(rate: i64) -> Self {
+        let clock = Some(Clock::too_fast_by(rate));
+        Self::start_in(TempDir::create(), clock, Vec::new)
     }
 
     /// Moves the server's wall clock by this many seconds; back if negative.
@@ -297,7 +309,7 @@ fn launch(
                 .stdout(log)
                 .stderr(errors);
             if let Some(clock) = clock {
-                clock.preload(command);
+                command.envs(clock.variables());
             }
         })
         .expect("/bin/sh can be started");

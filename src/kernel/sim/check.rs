@@ -36,7 +36,7 @@ impl Registered {
         let is_over = match self.lease.status(Instant::NEVER, &mut Effects::default()) {
             LeaseStatus::Lost(lost) => [Lost::Expired, Lost::MaxHold].contains(&lost),
             LeaseStatus::Released => true,
-            LeaseStatus::Held(_) => false,
+            LeaseStatus::Held(_) | LeaseStatus::InDoubt => false,
         };
         is_over && self.lease.since().is_some()
     }
@@ -120,7 +120,7 @@ impl World {
                 continue;
             }
             let newest = self.newest.get(&key).copied().unwrap_or(0);
-            let is_over = self.lost_data || self.over.contains(lease.id.as_str());
+            let is_over = self.lost_data || self.may_be_over(client, &lease);
             if is_exclusive && token.value() <= newest && !is_over {
                 let text = format!("token {token} is not above {newest}: {:?}", lease.id);
                 return Err(self.violation("P2", text));
@@ -160,7 +160,7 @@ impl World {
         if lease.tokens.len() != keys.len() {
             return Err(self.violation("P2", format!("tokens {:?}", lease.tokens)));
         }
-        let is_over = self.lost_data || self.over.contains(lease.id.as_str());
+        let is_over = self.lost_data || self.may_be_over(client, lease);
         for (key, token) in keys.into_iter().zip(lease.tokens.iter()) {
             let newest = self.newest.entry(key.clone()).or_default();
             if token.value() < *newest && !is_over {
@@ -232,6 +232,14 @@ impl World {
         Ok(())
     }
 
+    /// Returns whether what the lease had may have ended on the server, or may be over because its
+    /// machine has stood still: no guard says that it is held.
+    fn may_be_over(&self, client: usize, lease: &HeldLease) -> bool {
+        let (clock, kernel) = (&self.clocks[client], &self.clients[client].kernel);
+        let (now, wall) = (clock.at(self.now), clock.wall_at_start(self.now));
+        self.over.contains(lease.id.as_str()) || kernel.is_in_doubt(lease, wall, now)
+    }
+
     /// P3: no lease lingers for longer than its time.
     fn check_lingering(&self) -> Checked {
         for (n, client) in self.clients.iter().enumerate() {
@@ -268,7 +276,7 @@ impl World {
     fn check_exclusion(&self) -> Checked {
         let is_held = |it: &&Registered| {
             let now = self.clocks[it.client].at(self.now);
-            it.lease.is_held_at(now) && !self.over.contains(it.lease.id.as_str())
+            it.lease.is_held_at(now) && !self.may_be_over(it.client, &it.lease)
         };
         let held: Vec<&Registered> = self.leases.iter().filter(is_held).collect();
         for it in &held {

@@ -189,6 +189,7 @@ impl Words<'_> {
             "Stop" => Fault::Stop(self.next()?, self.actor_or_all()?, self.next()?),
             "StopNext" => Fault::StopNext(self.next()?, self.actor()?, self.next()?),
             "Suspend" => Fault::Suspend(self.next()?, self.next()?),
+            "Pause" => Fault::Pause(self.next()?, self.next()?),
             "Ahead" => Fault::Ahead(self.next()?),
             "Back" => Fault::Back(self.next()?),
             "Kill" => Fault::Kill(self.next()?),

@@ -37,7 +37,7 @@ impl SetAcquire {
 }
 
 impl HeldLease {
-    /// Returns whether a guard reports at `now` that it holds the lease.
+    /// Returns whether the lease is held at `now`, by the clock that counts.
     pub(super) fn is_held_at(&self, now: Instant) -> bool {
         let inner = self.inner.lock();
         inner.lease.is_open() && inner.lease.covers(now)

@@ -147,6 +147,7 @@ fn names_missing(plan: &Plan) -> bool {
             | Fault::Cancel(client, thread) => (*client, *thread),
             Fault::Cut(client, ..)
             | Fault::Suspend(client, _)
+            | Fault::Pause(client, _)
             | Fault::Link(client, ..)
             | Fault::Slow(client, ..)
             | Fault::Stop(client, ..)

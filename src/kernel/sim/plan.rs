@@ -106,6 +106,8 @@ pub(super) enum Fault {
     Stop(usize, Option<Actor>, Time),
     /// Suspends the machine of a client: its clock goes on, but its sleeps do not.
     Suspend(usize, Time),
+    /// Pauses the virtual machine of a client: only its wall clock goes on.
+    Pause(usize, Time),
     /// Moves the server's clock ahead, or back.
     Ahead(Time),
     Back(Time),
@@ -226,8 +228,20 @@ impl Plan {
         steps.count().saturating_sub(1) as u64
     }
 
+    /// Returns how much later than others a client with a slow clock asks for a lock that expires.
+    fn latest_by_clock(&self) -> Time {
+        let slowest = self.drifts.iter().map(|drift| -drift).max().unwrap_or(0);
+        let slewed = (slowest - FREE_RUNNING).max(0) as u64;
+        // A holder may have made the ttl longer.
+        2 * self.ttl * slewed / 1_000_000
+    }
+
     /// Returns the longest time for which a free lock may be idle although a call waits.
     pub(super) fn longest_idle(&self) -> Time {
+        self.longest_idle_by_true_clocks() + self.latest_by_clock()
+    }
+
+    fn longest_idle_by_true_clocks(&self) -> Time {
         if self.family == Family::Quorum {
             // Votes split, and each of the calls pauses; three rounds in a row can wait for a slow
             // command each, as long as one server hangs.
@@ -349,9 +363,7 @@ pub(super) fn plan(family: Family, seed: u64) -> Plan {
             _ => 0,
         },
         linger: 0,
-        drifts: (0..clients)
-            .map(|_| rng.below(10_001) as i64 - 5_000)
-            .collect(),
+        drifts: drifts(seed, clients, &mut rng),
         faults: Vec::new(),
         low: low_bound(seed),
     };
@@ -365,6 +377,17 @@ pub(super) fn plan(family: Family, seed: u64) -> Plan {
     }
     plan.faults = faults(&plan, &mut rng);
     plan
+}
+
+/// The most by which a clock that nobody sets right is too fast or too slow, in millionths.
+const FREE_RUNNING: i64 = 5_000;
+
+/// Returns by how much each client's clock is too fast. In every fourth plan the clocks are slewed:
+/// by 10 % at most, which the validity of a lease allows for.
+fn drifts(seed: u64, clients: usize, rng: &mut Rng) -> Vec<i64> {
+    let times = if seed.is_multiple_of(4) { 20 } else { 1 };
+    let mut drift = || rng.below(2 * FREE_RUNNING as u64 + 1) as i64 - FREE_RUNNING;
+    (0..clients).map(|_| times * drift()).collect()
 }
 
 fn faults(plan: &Plan, rng: &mut Rng) -> Vec<(Time, Fault)> {
@@ -467,7 +490,8 @@ fn fault(plan: &Plan, rng: &mut Rng) -> Fault {
     };
     if plan.family == Family::Clocks && rng.chance(600) {
         return match rng.below(4) {
-            0 | 1 => Fault::Suspend(client, rng.range(MS, 15_000 * MS)),
+            0 => Fault::Suspend(client, rng.range(MS, 15_000 * MS)),
+            1 => Fault::Pause(client, rng.range(MS, 15_000 * MS)),
             2 => Fault::Ahead(rng.range(MS, 8_000 * MS)),
             _ => Fault::Back(rng.range(MS, 8_000 * MS)),
         };

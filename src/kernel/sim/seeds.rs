@@ -394,3 +394,23 @@ fn a_set_that_a_lease_of_its_client_has_refused_within_a_second_is_refused() {
          drifts=-1344,855,-408 faults=3442579:Stop.0.Some.Caller.1.1982782",
     );
 }
+
+/// A client with a clock that was slewed by 9.5 % held a lock that the server had given away.
+#[test]
+fn a_lease_by_a_clock_that_is_slewed_ends_before_its_key() {
+    assert_keeps(
+        "seed=144 family=Faults servers=1 clients=2 threads=2 ops=10 names=1 kinds=Fair ttl=1410000 \
+         handoffs=0 backoff=0 linger=0 drifts=47560,-94900,65140 \
+         faults=312134:Cancel.0.1,3471001:Cut.1.Engine.true",
+    );
+}
+
+/// A hypervisor paused the machine of a holder for longer than its lease lasted: by the clock that
+/// counts, it went on holding the lock.
+#[test]
+fn a_lease_that_a_pause_of_the_machine_outlasted_is_not_held() {
+    assert_keeps(
+        "seed=0 family=Clocks servers=1 clients=2 threads=1 ops=1 names=1 kinds=NoQueue ttl=5116000 \
+         handoffs=0 backoff=0 linger=0 drifts=0,0 faults=2275577:Pause.1.13774837",
+    );
+}

@@ -57,26 +57,63 @@ pub(super) struct Violation {
 
 pub(super) type Checked = Result<(), Violation>;
 
-/// The clock of a client: by how much it is too fast, in millionths.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Clock(i64);
+/// The clock of a client.
+#[derive(Clone, Debug)]
+pub(super) struct Clock {
+    /// By how much it is too fast, in millionths.
+    drift: i64,
+    /// When it stood still, from and until. The wall clock went on.
+    pauses: Vec<[Time; 2]>,
+}
 
 impl Clock {
-    /// Returns what the clock shows at `time`.
-    pub(super) fn at(self, time: Time) -> Instant {
-        match time {
-            NEVER => Instant::NEVER,
-            time => Instant::from_nanos((time as i64 * (1_000_000 + self.0) / 1000) as u64),
+    pub(super) fn new(drift: i64) -> Self {
+        Self {
+            drift,
+            pauses: Vec::new(),
         }
     }
 
+    pub(super) fn pause(&mut self, from: Time, until: Time) {
+        self.pauses.push([from, until]);
+    }
+
+    /// Returns what the clock shows at `time`.
+    pub(super) fn at(&self, time: Time) -> Instant {
+        if time == NEVER {
+            return Instant::NEVER;
+        }
+        Instant::from_nanos(self.nanos(time - self.stood_still(time)))
+    }
+
+    /// Returns what the wall clock showed at the start, by what it shows at `time`.
+    pub(super) fn wall_at_start(&self, time: Time) -> Duration {
+        Duration::from_nanos(self.nanos(self.stood_still(time)))
+    }
+
+    fn stood_still(&self, time: Time) -> Time {
+        let pauses = self.pauses.iter();
+        let stood = pauses.map(|[from, until]| time.clamp(*from, *until) - from);
+        stood.sum()
+    }
+
+    fn nanos(&self, time: Time) -> u64 {
+        (time as i64 * (1_000_000 + self.drift) / 1000) as u64
+    }
+
     /// Returns the first time at which the clock shows at least `instant`.
-    pub(super) fn time_of(self, instant: Instant) -> Time {
+    pub(super) fn time_of(&self, instant: Instant) -> Time {
         if instant == Instant::NEVER {
             return NEVER;
         }
-        let rate = (1_000_000 + self.0) as u128;
-        (u128::from(instant.as_nanos()) * 1000).div_ceil(rate) as Time
+        let rate = (1_000_000 + self.drift) as u128;
+        let mut time = (u128::from(instant.as_nanos()) * 1000).div_ceil(rate) as Time;
+        for [from, until] in &self.pauses {
+            if time > *from {
+                time += until - from;
+            }
+        }
+        time
     }
 }
 

@@ -151,24 +151,49 @@ fn lease_is_handed_only_to_a_waiter_with_the_same_terms() {
 fn lease_with_little_time_left_is_renewed_first() {
     let slow = LeaseTerms {
         ttl: ms(900),
-        renew_every: Some(ms(800)),
+        renew_every: Some(ms(727)),
         ..TERMS
     };
     let mut lease = lease(&slow);
-    // The validity is 889 ms, of which 600 ms must be left.
-    assert_eq!(step(&lease, &slow, 0, 289, false), on(101));
+    // A renewal would be due after 300 ms by default.
+    assert_eq!(step(&lease, &slow, 0, 300, false), on(101));
     assert_eq!(
-        step(&lease, &slow, 0, 290, false),
+        step(&lease, &slow, 0, 301, false),
         Err(NoHandoff::RenewFirst)
     );
     assert_eq!(
-        step(&lease, &slow, 0, 290, true),
+        step(&lease, &slow, 0, 301, true),
         Err(NoHandoff::Release),
         "a renewal has already failed to help"
     );
-    let request = lease.begin_full_renewal(at(290)).unwrap();
-    lease.confirmed(at(290), at(295), request);
-    assert_eq!(step(&lease, &slow, 0, 295, true), on(101));
+    let request = lease.begin_full_renewal(at(301)).unwrap();
+    lease.confirmed(at(301), at(305), request);
+    assert_eq!(step(&lease, &slow, 0, 305, true), on(101));
+}
+
+#[test]
+fn lease_just_before_its_renewal_is_handed_off_without_one() {
+    for ttl in [10, 1_000, 10_000, 3_600_000].map(ms) {
+        let terms = LeaseTerms {
+            ttl,
+            renew_every: Some(ttl / 3),
+            ..TERMS
+        };
+        let lease = lease(&terms);
+        let now = at(0).after(ttl / 100 * 32);
+        let run = HandoffRun::new(FencingToken::new(100), 33, now);
+        let next = FencingToken::new(101);
+        assert_eq!(
+            run.step(&lease, FencingToken::new(100), &terms, 32, false, now),
+            Ok(next),
+            "{ttl:?}"
+        );
+        assert_eq!(
+            run.relock(&lease, FencingToken::new(100), &terms, 32, now),
+            Some(next),
+            "{ttl:?}"
+        );
+    }
 }
 
 #[test]
@@ -260,11 +285,28 @@ fn renewal_counts_for_the_next_holder_of_the_lease() {
     assert_eq!(step(&lease, &TERMS, 0, 600, false), on(101));
     lease.hand_off(at(600), ms(50));
     lease.confirmed(at(500), at(620), request);
-    assert_eq!(lease.validity(at(620)), ms(500 + 8_908 - 620));
+    assert_eq!(lease.validity(at(620)), ms(500 + 8_098 - 620));
     assert!(matches!(request, RenewalRequest { renews: true, .. }));
     assert_eq!(
         lease.status(at(650)),
         crate::lease::status::LeaseStatus::Lost(Lost::MaxHold),
         "counted from the hand-off"
     );
+}
+
+#[test]
+fn lease_in_doubt_is_renewed_before_a_hand_off() {
+    let mut lease = lease(&TERMS);
+    lease.distrust(ms(1_000), at(1));
+    let run = HandoffRun::new(FencingToken::new(100), 33, at(0));
+    let token = FencingToken::new(100);
+    assert_eq!(
+        step(&lease, &TERMS, 0, 1, false),
+        Err(NoHandoff::RenewFirst)
+    );
+    assert_eq!(run.relock(&lease, token, &TERMS, 32, at(1)), None);
+    let request = lease.begin_full_renewal(at(1)).unwrap();
+    lease.confirmed(at(1), at(2), request);
+    assert_eq!(step(&lease, &TERMS, 0, 2, true), on(101));
+    assert!(run.relock(&lease, token, &TERMS, 32, at(2)).is_some());
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A lease of this ttl is valid for 9898 ms from the send: 10 s less 1 % and 2 ms.
+/// A lease of this ttl is valid for 8998 ms from the send: 10 s less 10 % and 2 ms.
 const TTL: Duration = Duration::from_secs(10);
 
 const fn ms(n: u64) -> Duration {
@@ -43,8 +43,8 @@ fn acquired_on(terms: LeaseTerms) -> LeaseState {
 #[test]
 fn lease_is_held_for_its_validity_and_then_lost_for_good() {
     let mut lease = lease();
-    assert_eq!(lease.status(at(1001)), LeaseStatus::Held(ms(9897)));
-    assert_eq!(lease.status(at(10_898)), LeaseStatus::Lost(Lost::Expired));
+    assert_eq!(lease.status(at(1001)), LeaseStatus::Held(ms(8997)));
+    assert_eq!(lease.status(at(9_998)), LeaseStatus::Lost(Lost::Expired));
     assert_eq!(
         lease.status(at(1001)),
         LeaseStatus::Lost(Lost::Expired),
@@ -54,8 +54,8 @@ fn lease_is_held_for_its_validity_and_then_lost_for_good() {
 
 #[test]
 fn reply_later_than_the_validity_grants_nothing() {
-    assert!(LeaseState::acquired(at(0), at(9897), &terms()).is_some());
-    assert!(LeaseState::acquired(at(0), at(9898), &terms()).is_none());
+    assert!(LeaseState::acquired(at(0), at(8997), &terms()).is_some());
+    assert!(LeaseState::acquired(at(0), at(8998), &terms()).is_none());
 }
 
 #[test]
@@ -68,15 +68,15 @@ fn validity_counts_from_before_the_send() {
         "renewals never overlap"
     );
     lease.confirmed(at(4000), at(4000), request);
-    assert_eq!(lease.status(at(5000)), LeaseStatus::Held(ms(8898)));
+    assert_eq!(lease.status(at(5000)), LeaseStatus::Held(ms(7998)));
 }
 
 #[test]
 fn late_renewal_revives_no_expired_lease() {
     let mut lease = lease();
-    let request = lease.begin_renewal(at(10_800)).unwrap();
-    lease.confirmed(at(10_800), at(10_898), request);
-    assert_eq!(lease.status(at(10_898)), LeaseStatus::Lost(Lost::Expired));
+    let request = lease.begin_renewal(at(9_900)).unwrap();
+    lease.confirmed(at(9_900), at(9_998), request);
+    assert_eq!(lease.status(at(9_998)), LeaseStatus::Lost(Lost::Expired));
 }
 
 #[test]
@@ -121,8 +121,8 @@ fn failed_renewal_is_retried_until_the_lease_expires() {
         }
     }
     assert!(tries > 10, "{tries}");
-    assert_eq!(lease.status(at(10_897)), LeaseStatus::Held(ms(1)));
-    assert_eq!(lease.status(at(10_898)), LeaseStatus::Lost(Lost::Expired));
+    assert_eq!(lease.status(at(9_997)), LeaseStatus::Held(ms(1)));
+    assert_eq!(lease.status(at(9_998)), LeaseStatus::Lost(Lost::Expired));
 }
 
 #[test]
@@ -135,19 +135,19 @@ fn granted_lease_is_renewed_soon_whatever_renew_every_says() {
         };
         let lasting = ms(3000);
         assert!(
-            LeaseState::granted(at(0), at(1469), lasting, &terms).is_none(),
-            "less than half of the provisional lease is left"
+            LeaseState::granted(at(0), at(1350), lasting, &terms).is_none(),
+            "less than half of its validity is left"
         );
-        let mut lease = LeaseState::granted(at(0), at(1468), lasting, &terms).unwrap();
-        assert_eq!(lease.status(at(1468)), LeaseStatus::Held(ms(1500)));
+        let mut lease = LeaseState::granted(at(0), at(1348), lasting, &terms).unwrap();
+        assert_eq!(lease.status(at(1348)), LeaseStatus::Held(ms(1350)));
         assert_eq!(
-            lease.due(at(1468)),
+            lease.due(at(1348)),
             Due::At {
-                best: at(1471),
-                latest: at(2218)
+                best: at(1351),
+                latest: at(2023)
             }
         );
-        let request = lease.begin_due_renewal(at(1471)).unwrap();
+        let request = lease.begin_due_renewal(at(1351)).unwrap();
         assert_eq!(
             request,
             RenewalRequest {
@@ -162,7 +162,7 @@ fn granted_lease_is_renewed_soon_whatever_renew_every_says() {
         lease.confirmed(at(1600), at(1601), request);
         assert_eq!(
             lease.status(at(1601)),
-            LeaseStatus::Held(ms(4867)),
+            LeaseStatus::Held(ms(4747)),
             "max_hold limits the renewal"
         );
         assert_eq!(
@@ -188,7 +188,7 @@ fn suspected_loss_is_checked_without_renewing() {
         renew_every: None,
         ..terms()
     });
-    assert_eq!(lease.due(at(1)), due_at(at(9898)));
+    assert_eq!(lease.due(at(1)), due_at(at(8998)));
     lease.suspect(at(2));
     assert_eq!(lease.due(at(2)), Due::Renewal);
     let request = lease.begin_renewal(at(5000)).unwrap();
@@ -200,7 +200,7 @@ fn suspected_loss_is_checked_without_renewing() {
         }
     );
     lease.confirmed(at(5000), at(5000), request);
-    assert_eq!(lease.status(at(5000)), LeaseStatus::Held(ms(4898)));
+    assert_eq!(lease.status(at(5000)), LeaseStatus::Held(ms(3998)));
 }
 
 #[test]
@@ -237,7 +237,7 @@ fn unanswered_set_ttl_limits_a_later_longer_one() {
     lease.ttl_set(at(300), at(301), ms(20_000), true);
     assert_eq!(
         lease.status(at(300)),
-        LeaseStatus::Held(ms(1978)),
+        LeaseStatus::Held(ms(1798)),
         "the first change may run after the second"
     );
 }
@@ -246,9 +246,9 @@ fn unanswered_set_ttl_limits_a_later_longer_one() {
 fn shortening_set_ttl_counts_before_it_is_sent() {
     let mut lease = lease();
     lease.set_ttl(at(2000), ms(1000)).unwrap();
-    assert_eq!(lease.status(at(2000)), LeaseStatus::Held(ms(988)));
+    assert_eq!(lease.status(at(2000)), LeaseStatus::Held(ms(898)));
     lease.ttl_set(at(2000), at(2000), ms(1000), true);
-    assert_eq!(lease.status(at(2000)), LeaseStatus::Held(ms(988)));
+    assert_eq!(lease.status(at(2000)), LeaseStatus::Held(ms(898)));
     assert_eq!(lease.due(at(2000)), due_at(at(2000).after(ms(1000) / 3)));
 }
 
@@ -260,12 +260,12 @@ fn unanswered_shortening_set_ttl_limits_later_renewals() {
     let request = lease.begin_renewal(at(2200)).unwrap();
     assert_eq!(request.ttl, TTL);
     lease.confirmed(at(2200), at(2200), request);
-    assert_eq!(lease.status(at(2200)), LeaseStatus::Held(ms(988)));
+    assert_eq!(lease.status(at(2200)), LeaseStatus::Held(ms(898)));
     lease.set_ttl(at(2300), TTL).unwrap();
     lease.ttl_set(at(2300), at(2300), TTL, true);
     assert_eq!(
         lease.status(at(2300)),
-        LeaseStatus::Held(ms(988)),
+        LeaseStatus::Held(ms(898)),
         "the first change may still run"
     );
 }
@@ -278,7 +278,7 @@ fn unanswered_lengthening_set_ttl_prolongs_the_key_but_not_the_lease() {
     assert_eq!(lease.longest, 360 * TTL, "counts before it is sent");
     lease.unanswered(at(2100), 360 * TTL);
     assert_eq!(lease.ttl, TTL);
-    assert_eq!(lease.status(at(2100)), LeaseStatus::Held(ms(8798)));
+    assert_eq!(lease.status(at(2100)), LeaseStatus::Held(ms(7898)));
     lease.set_ttl(at(2200), TTL).unwrap();
     lease.ttl_set(at(2200), at(2201), TTL, true);
     assert_eq!(
@@ -337,7 +337,7 @@ fn set_ttl_that_did_not_run_changes_nothing() {
     let mut lease = lease();
     let before = lease.set_ttl(at(2000), ms(1000)).unwrap();
     lease.ttl_not_set(at(2010), before);
-    assert_eq!(lease.status(at(2010)), LeaseStatus::Held(ms(8888)));
+    assert_eq!(lease.status(at(2010)), LeaseStatus::Held(ms(7988)));
     let before = lease.set_ttl(at(2020), 2 * TTL).unwrap();
     lease.ttl_not_set(at(2030), before);
     assert_eq!(lease.longest, TTL);
@@ -347,15 +347,15 @@ fn set_ttl_that_did_not_run_changes_nothing() {
 fn lengthening_set_ttl_counts_when_confirmed() {
     let mut lease = lease();
     lease.set_ttl(at(2000), ms(60_000)).unwrap();
-    assert_eq!(lease.status(at(2000)), LeaseStatus::Held(ms(8898)));
+    assert_eq!(lease.status(at(2000)), LeaseStatus::Held(ms(7998)));
     lease.ttl_set(at(2000), at(2000), ms(60_000), true);
-    assert_eq!(lease.status(at(2000)), LeaseStatus::Held(ms(59_398)));
+    assert_eq!(lease.status(at(2000)), LeaseStatus::Held(ms(53_998)));
 }
 
 #[test]
 fn released_lease_cannot_be_lost() {
     let mut lease = lease();
-    assert_eq!(lease.release(at(2000)), LeaseStatus::Held(ms(8898)));
+    assert_eq!(lease.release(at(2000)), LeaseStatus::Held(ms(7998)));
     lease.lose(Lost::Deleted, at(2000));
     assert_eq!(lease.status(at(60_000)), LeaseStatus::Released);
     assert_eq!(lease.release(at(2001)), LeaseStatus::Released);
@@ -366,4 +366,67 @@ fn lease_that_has_run_out_expired_whoever_holds_the_key() {
     let mut lease = lease();
     lease.lose(Lost::Taken, at(60_000));
     assert_eq!(lease.lost(), Some(Lost::Expired));
+}
+
+/// The wall clock ran ahead by this much.
+const AHEAD: Duration = ms(4000);
+
+#[test]
+fn lease_that_the_wall_clock_puts_in_doubt_is_renewed_at_once() {
+    let mut lease = lease();
+    assert_eq!(lease.confirmed_at(), at(1000));
+    assert!(lease.distrust(AHEAD, at(2000)));
+    assert!(!lease.distrust(AHEAD, at(2000)), "it is planned");
+    assert_eq!(lease.due(at(2000)), Due::Renewal);
+    let request = lease.begin_renewal(at(2001)).unwrap();
+    lease.confirmed(at(2001), at(2002), request);
+    assert_eq!(lease.confirmed_at(), at(2001));
+    assert_eq!(
+        lease.due(at(2002)),
+        due_at(at(2001).after(TTL / 3)),
+        "that is all"
+    );
+    assert!(lease.distrust(AHEAD, at(2003)), "once more");
+}
+
+#[test]
+fn doubt_while_a_renewal_is_in_flight_is_asked_about_again() {
+    let mut lease = lease();
+    let request = lease.begin_renewal(at(2000)).unwrap();
+    assert!(lease.distrust(AHEAD, at(2001)));
+    lease.confirmed(at(2000), at(2002), request);
+    assert_eq!(lease.due(at(2002)), Due::Renewal);
+}
+
+#[test]
+fn lease_that_is_not_renewed_is_asked_for_when_the_reply_decides() {
+    let mut lease = acquired_on(LeaseTerms {
+        renew_every: None,
+        ..terms()
+    });
+    // By the wall clock, the lease is over at 4998 ms, and its key is gone at 7002 ms at the
+    // latest: twice the margin later.
+    assert!(lease.distrust(AHEAD, at(1000)));
+    assert_eq!(lease.due(at(1000)), due_at(at(7002)));
+    lease.suspect(at(2000));
+    let early = lease.begin_due_renewal(at(2000)).unwrap();
+    lease.confirmed(at(2000), at(2001), early);
+    assert_eq!(lease.confirmed_at(), at(0), "the key may be gone later");
+    assert_eq!(lease.due(at(2001)), due_at(at(7002)));
+    let check = lease.begin_due_renewal(at(7002)).unwrap();
+    assert!(!check.renews);
+    lease.confirmed(at(7002), at(7003), check);
+    assert_eq!(lease.confirmed_at(), at(7002), "the wall clock was set");
+    assert_eq!(lease.status(at(7003)), LeaseStatus::Held(ms(8998 - 7003)));
+    assert_eq!(lease.due(at(7003)), due_at(at(8998)));
+}
+
+#[test]
+fn renewal_of_a_lease_in_doubt_counts_although_more_counted_before() {
+    let mut lease = lease();
+    lease.limit(ms(1000));
+    lease.distrust(AHEAD, at(2000));
+    let request = lease.begin_renewal(at(2000)).unwrap();
+    lease.confirmed(at(2000), at(2000), request);
+    assert_eq!(lease.status(at(2000)), LeaseStatus::Held(ms(898)));
 }

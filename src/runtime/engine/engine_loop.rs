@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
-use crate::clock::{Instant, LONGEST_SLEEP, nap, suspended_for};
+use crate::clock::{Instant, LONGEST_SLEEP, nap, suspended_for, wall_at_start};
 use crate::error::Cause;
 use crate::kernel::Kernel;
 use crate::kernel::command::{Command, What};
@@ -225,6 +225,7 @@ impl<'a> EngineLoop<'a> {
     /// Tells losses, and queues the commands that are due.
     fn send_due(&mut self, now: Instant) {
         let mut fx = Effects::default();
+        (self.kernel).look_at_wall_clock(wall_at_start(), now, &mut fx);
         let servers = servers(self.runtime, &self.pipes);
         let due = self.engine.due(self.kernel, now, &servers, &mut fx);
         self.runtime.carry_out_here(fx);

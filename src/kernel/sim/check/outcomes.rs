@@ -56,7 +56,7 @@ impl World {
         if is_its_own || is_own && self.is_abandoned(client, &holder) {
             return;
         }
-        let clock = self.clocks[client];
+        let clock = &self.clocks[client];
         let sent = clock.at(sent);
         let refusal = Refusal {
             name: names[by.name].clone(),
@@ -114,7 +114,7 @@ impl World {
         outcome: &Outcome,
     ) -> Checked {
         let deadline = call.wants.deadline;
-        let clock = self.clocks[client];
+        let clock = &self.clocks[client];
         let stopped = self.stopped_until(client, Actor::Caller(thread));
         // After a suspend, the engine wakes the call.
         let engine = match self.clients[client].resumed {

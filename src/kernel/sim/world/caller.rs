@@ -188,7 +188,7 @@ impl World {
         let mut call = Box::new(self.acquiring(client, wants, self.clocks[client].at(self.now)));
         let mut fx = Effects::default();
         let step = call.begin(&kernel, self.clocks[client].at(self.now), &mut fx);
-        let clock = self.clocks[client];
+        let clock = self.clocks[client].clone();
         self.say(|| {
             let what = format!("{:?}", shown.lock);
             format!(

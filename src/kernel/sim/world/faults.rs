@@ -28,6 +28,11 @@ impl World {
                 *stopped = (*stopped).max(until);
             }
             Fault::Suspend(client, time) => self.suspend(client, time),
+            Fault::Pause(client, time) if self.clients[client].resumed <= self.now => {
+                self.clocks[client].pause(self.now, self.now + time);
+                self.suspend(client, time);
+            }
+            Fault::Pause(..) => {}
             Fault::Ahead(time) => {
                 self.over.extend(self.server.ids());
                 let leases = self.leases.iter();

@@ -42,7 +42,7 @@ impl World {
             ran_twice: BTreeSet::new(),
             outlasts: BTreeSet::new(),
             timers: BTreeMap::new(),
-            clocks: plan.drifts.iter().map(|drift| Clock(*drift)).collect(),
+            clocks: plan.drifts.iter().map(|drift| Clock::new(*drift)).collect(),
             server_ahead: 0,
             over: BTreeSet::new(),
             plan,

@@ -39,6 +39,8 @@ impl World {
         if std::mem::take(&mut self.clients[client].has_moved) {
             kernel.moved(&|_| true, now, &mut fx);
         }
+        let wall = self.clocks[client].wall_at_start(self.now);
+        kernel.look_at_wall_clock(wall, now, &mut fx);
         let out = self.clients[client]
             .engine
             .due(&kernel, now, &route, &mut fx);
