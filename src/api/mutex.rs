@@ -249,8 +249,10 @@ impl Mutex {
     /// [`Taken`] without asking Redis:
     ///
     /// - This client itself holds the name.
-    /// - Another call of this client waits for the name in the queue in Redis, and no command of
-    ///   this client has failed since the last answer.
+    /// - Another call of this client waits for the name after a refusal, and no command of this
+    ///   client for the name has failed since the last answer. A call with
+    ///   [`WaitPolicy::Backoff`](crate::WaitPolicy::Backoff) counts only if it has a place in the
+    ///   queue in Redis.
     ///
     /// Otherwise it may overtake waiting clients.
     ///

@@ -15,7 +15,8 @@
 //! Each call for a fair lock or a read-write lock has its own place. [`MutexAll`] describes what a
 //! set keeps while it waits, and [`FairMutex`] what a process that dies in the queue costs the
 //! others. `try_lock` never waits. It takes a plain lock that is free, even if other clients wait
-//! in its queue: [`Mutex`] says when that happens.
+//! in its queue: [`Mutex`] says when that happens. It never goes ahead of a call of its own client
+//! that waits for the name, for whatever kind of lock.
 //!
 //! # How a call waits
 //!

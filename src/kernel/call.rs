@@ -181,6 +181,10 @@ impl Call {
         if is_once && !entry.is_set && self.is_excluded(entry, cx) {
             return self.over(Outcome::Refused(None));
         }
+        // Those of sets have looked at all names before.
+        if is_once && !entry.is_set && self.of_set.is_none() && entry.is_waited_for(cx.now) {
+            return self.over(Outcome::Refused(entry.last_holder(cx.now)));
+        }
         let in_line = !is_once && self.wants.lock.has_local_queue();
         let must_wait = in_line && (entry.line_is_busy() || cx.now < entry.asks_from());
         if self.wants.by_engine || cx.kernel.is_quorum() || must_wait {

@@ -25,7 +25,7 @@ use crate::kernel::last_reply::LastReply;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::request::{Request, RequestState, Serves};
 use crate::kernel::schedule::Item;
-use crate::kernel::waiter::{Failure, Outcome, Waiter, WaiterNo};
+use crate::kernel::waiter::{Failure, Outcome, Refused, Waiter, WaiterNo};
 use crate::kernel::watch::Watch;
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;
@@ -166,6 +166,18 @@ impl LockEntry {
     pub(super) fn waiter(&self, no: WaiterNo) -> Option<&Waiter> {
         let mut waiters = self.own.iter().chain(&self.line);
         waiters.find(|waiter| waiter.no == no)
+    }
+
+    /// Returns whether a call of this client waits for the name, as far as Redis has said: then a
+    /// call that does not wait is refused, so that it does not get the name first.
+    pub(super) fn is_waited_for(&self, now: Instant) -> bool {
+        let mut waiting = self.line.iter().chain(&self.own);
+        !self.last.has_failed() && waiting.any(|waiter| waiter.is_ahead(now))
+    }
+
+    /// Returns what Redis last said about the holder, unless its lease has ended since.
+    pub(super) fn last_holder(&self, now: Instant) -> Option<Refused> {
+        self.last.refusal().filter(|refused| now < refused.until)
     }
 
     /// Returns what a call reports at its deadline.

@@ -67,6 +67,11 @@ impl LastReply {
         refused.is_some_and(|refused| refused.says_taken(start, deadline))
     }
 
+    /// Returns whether a command has failed since the last reply.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.silent_since.is_some() || self.failure.is_some()
+    }
+
     /// Records a reply: Redis has run a command that was sent at `sent`.
     pub(crate) fn answered(&mut self, sent: Instant, now: Instant) {
         *self = Self {

@@ -135,8 +135,25 @@ impl SetAcquire {
             return Step::Done(Outcome::Refused(None));
         }
         let cx = &mut kernel.at(now, fx);
+        if is_once && let Some(refused) = self.goes_ahead(cx) {
+            return Step::Done(Outcome::Refused(refused));
+        }
         let step = self.attempt(cx);
         self.go_on(step, cx)
+    }
+
+    /// Returns the refusal of a set that does not wait, if a call of this client waits for one of
+    /// its names.
+    fn goes_ahead(&self, cx: &mut Context<'_>) -> Option<Option<Refused>> {
+        self.names.iter().enumerate().find_map(|(n, lock)| {
+            cx.with_existing(&entry_name(&**lock), |entry, cx| {
+                let refused = entry
+                    .is_waited_for(cx.now)
+                    .then(|| entry.last_holder(cx.now));
+                refused.map(|it| it.map(|it| it.of_name(n)))
+            })
+            .flatten()
+        })
     }
 
     /// Asks for all names, or for one after the other if they are in several slots.

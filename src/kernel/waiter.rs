@@ -71,6 +71,17 @@ pub(crate) struct WaiterCell {
 }
 
 impl Waiter {
+    /// Returns whether a call that comes at `now` and does not wait must not go ahead of this one,
+    /// which was refused. A call that sleeps by `Backoff`, without a place in a queue, has no turn.
+    pub(crate) fn is_ahead(&self, now: Instant) -> bool {
+        let has_turn = match self.wait {
+            Wait::Once => false,
+            Wait::Queue(WaitPolicy::Wake) => true,
+            Wait::Queue(WaitPolicy::Backoff(_)) => self.lock.queue().is_some(),
+        };
+        has_turn && self.cell.has_waited() && now < self.deadline
+    }
+
     pub(crate) fn note_waited(&self) {
         self.cell.has_waited.store(true, Ordering::Relaxed);
     }

@@ -15,6 +15,7 @@ use support::{
 support::tests![
     another_client_is_refused_then_woken_by_the_release,
     try_lock_of_a_name_this_client_holds_sends_nothing,
+    try_lock_does_not_overtake_a_waiting_call_of_its_client,
     calls_without_a_server_are_errors_that_name_it,
     inspect_shows_a_leasehold_holder,
     inspect_shows_value_and_ttl_of_a_foreign_holder,
@@ -119,6 +120,24 @@ fn try_lock_of_a_name_this_client_holds_sends_nothing() {
     assert_eq!(server.script_calls(), before);
     drop(guard);
     assert!(mutex.try_lock().unwrap().is_ok());
+}
+
+/// The lock is free, and the waiting call does not know it yet: Redis announces no deletion.
+fn try_lock_does_not_overtake_a_waiting_call_of_its_client() {
+    let server = Server::start();
+    let without_queues = builder(&server).queues(false).build().unwrap();
+    for one in [client(&server), without_queues] {
+        let two = client(&server);
+        let guard = two.mutex("a").lock().unwrap();
+        let mutex = one.mutex("a");
+        let waiter = spawn_call(move || mutex.lock().unwrap().fencing_token());
+        eventually(WAIT_LIMIT, || one.stats().waiting == 1);
+        server.wait_until_waiter_sleeps("lock_release:a");
+        server.run("DEL", &["lock:a"]);
+        assert!(one.mutex_all(["a", "b"]).try_lock().unwrap().is_err());
+        assert!(one.mutex("a").try_lock().unwrap().is_err());
+        assert!(result_of(&waiter) > guard.fencing_token());
+    }
 }
 
 fn calls_without_a_server_are_errors_that_name_it() {

@@ -314,7 +314,8 @@ fn first_that_catches(mutant: Mutant) -> Option<Plan> {
 }
 
 /// The tests in `rules` catch these.
-const CAUGHT_BY_RULES: [Mutant; 4] = [
+const CAUGHT_BY_RULES: [Mutant; 5] = [
+    Mutant::LaterAttemptStaysLater,
     Mutant::WakeUpIsPromisedOnce,
     Mutant::NewsEndTheReleaseInFlight,
     Mutant::LateShorteningIsForgotten,

@@ -2,6 +2,7 @@
 
 mod calls;
 mod releases;
+mod tries;
 
 use std::sync::Arc;
 use std::time::Duration;

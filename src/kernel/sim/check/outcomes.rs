@@ -11,7 +11,7 @@ use crate::kernel::sim::plan::Actor;
 use crate::kernel::sim::server::{Time, client_of};
 use crate::kernel::sim::world::{Checked, World};
 use crate::kernel::table::entry_name;
-use crate::kernel::waiter::{Failure, Outcome, Wait};
+use crate::kernel::waiter::{Failure, Outcome, Wait, Waiter};
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::place::Refreshed;
@@ -105,6 +105,17 @@ impl World {
         found
     }
 
+    /// Returns whether a call of the client waits for such a name, which it was refused.
+    fn is_waited_for(&self, client: usize, is_its: impl Fn(&Name) -> bool) -> bool {
+        let mut found = false;
+        each_entry(&self.clients[client].kernel, &self.names, |entry| {
+            let mut waiting = entry.line.iter().chain(&entry.own);
+            let waits = |it: &Waiter| it.wait != Wait::Once && it.cell.has_waited();
+            found |= is_its(&entry.name) && waiting.any(waits);
+        });
+        found
+    }
+
     /// P8: a call ends in time, and says "taken" only with a proof.
     pub(in crate::kernel::sim) fn check_outcome(
         &mut self,
@@ -165,6 +176,7 @@ impl World {
             its.any(|it| it == name || names.contains(it))
         });
         let is_once = call.wants.wait == Wait::Once;
+        holds |= is_once && self.is_waited_for(client, |it| it == name || names.contains(it));
         let is_proof = |refusal: &Refusal| {
             let is_fresh =
                 refusal.until.is_none_or(|until| until >= deadline) || refusal.is_fresh(deadline);

@@ -12,7 +12,7 @@ use crate::kernel::sim::quorum::world::{State, World, time_at};
 use crate::kernel::sim::server::{MS, Time};
 use crate::kernel::sim::world::Checked;
 use crate::kernel::sim::world::acquiring::Acquiring;
-use crate::kernel::waiter::{Failure, Outcome, Wait};
+use crate::kernel::waiter::{Failure, Outcome, Wait, Waiter};
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::wait_policy::WaitPolicy;
@@ -120,10 +120,15 @@ impl World {
                 .flat_map(|held| held.lease.lock.names.iter());
             holds |= held.any(is_its);
         });
+        let is_once = call.wants.wait == Wait::Once;
+        each_entry(&self.clients[client].kernel, &self.names, |entry| {
+            let mut waiting = entry.line.iter().chain(&entry.own);
+            let waits = |it: &Waiter| it.wait != Wait::Once && it.cell.has_waited();
+            holds |= is_once && is_its(&entry.name) && waiting.any(waits);
+        });
         if holds || is_limited {
             return Ok(());
         }
-        let is_once = call.wants.wait == Wait::Once;
         let is_fresh = |it: &Reply| {
             it.refused.is_some_and(|until| time_at(until) >= deadline)
                 // A server that does not answer can delay the verdict by the command timeout.
