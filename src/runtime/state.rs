@@ -214,11 +214,14 @@ impl Runtime {
             let keys = lock.keys();
             (0..keys.names.len()).any(|n| moved.has(keys.key(n)))
         };
-        // The old node sends no more messages for these names.
+        // The old node sends no more messages for these names, and the stand-in for an unknown
+        // owner never does.
         self.move_subscriptions(is_moved);
-        self.follow(&is_moved);
+        if moved.has_any() {
+            self.follow(&is_moved);
+        }
         self.endpoints.sweep();
-        logging::debug!(server = self.deployment.label(); "slots of the cluster have moved");
+        logging::debug!(server = self.deployment.label(); "the map of the cluster's slots has changed");
     }
 
     /// Records what became of a probe of a subscription.

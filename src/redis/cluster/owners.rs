@@ -18,7 +18,7 @@ use crate::url::HostPort;
 /// may be older than a redirect we have seen.
 const GOSSIP: Duration = Duration::from_secs(2);
 
-/// The slots whose owner has changed, or was unknown: a call that waits may be subscribed elsewhere.
+/// The slots whose owner has changed. It may have none: if owners became known, or servers retired.
 pub(crate) struct Moved(Vec<bool>);
 
 impl Moved {
@@ -30,6 +30,10 @@ impl Moved {
         if let Some(is_moved) = self.0.get_mut(usize::from(slot)) {
             *is_moved = true;
         }
+    }
+
+    pub(crate) fn has_any(&self) -> bool {
+        self.0.contains(&true)
     }
 
     pub(crate) fn has(&self, key: Key<'_>) -> bool {
@@ -141,7 +145,7 @@ impl Owners {
     }
 
     /// Records a redirect at `now`: `slot` is at `address`. Returns the server there, and the slot
-    /// as moved if that server was not its owner.
+    /// as moved if another server was its owner.
     pub(super) fn redirected(
         &mut self,
         slot: u16,
@@ -286,15 +290,18 @@ impl Owners {
         });
     }
 
-    /// Makes `server` the owner of `slot`, and notes in `moved` if it was not before.
+    /// Makes `server` the owner of `slot`, and notes in `moved` if it replaces another server.
     fn assign(&mut self, slot: u16, server: &Arc<Server>, moved: &mut Option<Moved>) {
         if let Some(owner) = self.by_slot.get_mut(usize::from(slot))
             && owner
                 .as_ref()
                 .is_none_or(|owner| !Arc::ptr_eq(owner, server))
         {
-            *owner = Some(Arc::clone(server));
-            moved.get_or_insert_with(Moved::none).note(slot);
+            // A call that waits may be subscribed at the stand-in for an unknown owner.
+            let moved = moved.get_or_insert_with(Moved::none);
+            if owner.replace(Arc::clone(server)).is_some() {
+                moved.note(slot);
+            }
         }
     }
 

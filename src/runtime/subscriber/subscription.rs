@@ -83,12 +83,16 @@ impl Runtime {
         }
     }
 
-    /// Subscribes at the servers that own the moved names now.
+    /// Subscribes at the servers that own the names now: for the moved ones, and those for which
+    /// the client is subscribed elsewhere.
     pub(in crate::runtime) fn move_subscriptions(&self, is_moved: impl Fn(&dyn Primitive) -> bool) {
         let mut moved = Vec::new();
         {
             let mut table = self.subscriptions.0.lock();
-            for (name, wanted) in table.iter_mut().filter(|(_, it)| is_moved(&*it.lock)) {
+            for (name, wanted) in table.iter_mut() {
+                if !is_moved(&*wanted.lock) && wanted.is_at_owners(self) {
+                    continue;
+                }
                 let mut live = Vec::new();
                 wanted.subscribe(self, name, &mut live);
                 moved.push((name.clone(), live));
@@ -134,6 +138,18 @@ impl Runtime {
 }
 
 impl Wanted {
+    /// Returns whether the servers at which the client is subscribed own the name.
+    fn is_at_owners(&self, runtime: &Runtime) -> bool {
+        let keys = self.lock.keys();
+        let owners = (0..keys.names.len()).flat_map(|n| runtime.deployment.owners_of(keys.key(n)));
+        let owners: Vec<_> = owners.map(|owner| Arc::as_ptr(&owner)).collect();
+        let at = self
+            .at
+            .iter()
+            .map(|part| Arc::as_ptr(&part.endpoint.server));
+        at.eq(owners)
+    }
+
     /// Subscribes at the servers that own the name now. Adds those whose messages arrive already,
     /// and since when: they do if the end of an earlier subscription has not been carried out yet.
     fn subscribe(
