@@ -89,8 +89,8 @@ use crate::token::FencingToken;
 ///   - a longer ttl, if a [`set_ttl`](Self::set_ttl) that requested it got no reply;
 ///   - twice the longer of these, if a renewal or `set_ttl` got no reply: that command may run just
 ///     before the key expires.
-/// - [`Error::WrongType`] if another program replaced the key by one of another type, and no renewal
-///   has found that before. The lock was lost.
+/// - [`Error::WrongType`] if another program replaced the key by one of another type, and no
+///   renewal has found that before. The lock was lost.
 /// - [`Error::Forked`] in a fork of the process that holds the lock.
 #[clippy::has_significant_drop]
 pub struct Lease {
