@@ -23,7 +23,7 @@ use crate::token::FencingToken;
 const LEAST_STEP: Duration = Duration::from_millis(100);
 
 /// The most steps that are told apart: older ones count as one, at the time of the later.
-const MOST_STEPS: usize = 8;
+const MOST_CLOCK_STEPS: usize = 8;
 
 /// How far the wall clock has run ahead of the other one, and when.
 #[derive(Debug)]
@@ -54,7 +54,7 @@ impl WallClock {
         if is_step {
             let mut steps = self.steps.lock();
             steps.push((now, ahead));
-            if steps.len() > MOST_STEPS {
+            if steps.len() > MOST_CLOCK_STEPS {
                 let (_, oldest) = steps.remove(0);
                 steps[0].1 += oldest;
             }
