@@ -12,9 +12,9 @@ use crate::kernel::context::Context;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::fault::Fault;
 use crate::kernel::holdings::Grant;
-use crate::kernel::lease::LeaseState;
+use crate::kernel::lease::{GRACE, LeaseState};
 use crate::kernel::mutant::{Mutant, is_on};
-use crate::kernel::request::{Asked, Flight, Request, RequestState, Sender, Serves};
+use crate::kernel::request::{Asked, Flight, Request, RequestNo, RequestState, Sender, Serves};
 use crate::kernel::requests::{Receiver, caller_overdue_at};
 use crate::kernel::round::AtServers;
 use crate::kernel::undo::Proof;
@@ -54,7 +54,7 @@ impl LockEntry {
         sent: Instant,
         cx: &mut Context<'_>,
     ) -> ForCaller {
-        let found = self.index_of(asked.no).filter(|n| {
+        let found = self.requests.existing(asked.no).filter(|n| {
             let flight = self.requests[*n].flight.as_ref();
             flight.is_some_and(|flight| flight.id == asked.id)
         });
@@ -65,7 +65,7 @@ impl LockEntry {
                 false => ForCaller::GoesOn,
             };
         };
-        let flight = self.requests[n].flight.take();
+        let flight = self.requests.change(n).flight.take();
         let flight = flight.expect("the request was found by its flight");
         match self.requests[n].state {
             // The message was faster than the reply.
@@ -87,7 +87,7 @@ impl LockEntry {
             RequestState::Sent => {
                 let is_caller = matches!(flight.sender, Sender::Caller(_));
                 let for_caller = self.apply(n, flight, (asked, end), sent, cx);
-                if !is_caller && let Some(n) = self.index_of(asked.no) {
+                if !is_caller && let Some(n) = self.requests.existing(asked.no) {
                     self.retire(n, cx);
                 }
                 for_caller
@@ -98,7 +98,7 @@ impl LockEntry {
         }
     }
 
-    fn end_won(&mut self, n: usize) -> Option<Outcome> {
+    fn end_won(&mut self, n: RequestNo) -> Option<Outcome> {
         match self.requests.remove(n).state {
             RequestState::Won(Some(lease)) => {
                 let token = lease.run.first();
@@ -123,7 +123,9 @@ impl LockEntry {
         let is_confirming = |request: &Request| {
             matches!(request.state, RequestState::Confirming(_)) && request.id() == Some(&asked.id)
         };
-        if self.requests.iter().any(is_confirming) && !is_on(Mutant::LateAnswerUndoesConfirming) {
+        if self.requests.get(asked.no).is_some_and(is_confirming)
+            && !is_on(Mutant::LateAnswerUndoesConfirming)
+        {
             return false;
         }
         let proof = match end {
@@ -139,7 +141,7 @@ impl LockEntry {
 
     fn apply(
         &mut self,
-        n: usize,
+        n: RequestNo,
         flight: Flight,
         (asked, end): (&Asked, Result<Answer, Fault>),
         sent: Instant,
@@ -183,7 +185,7 @@ impl LockEntry {
             }
             Err(fault) if !fault.may_have_run() => {
                 cx.kernel.table.forget_id(&flight.id);
-                if let Some(of_set) = &mut self.requests[n].of_set {
+                if let Some(of_set) = &mut self.requests.change(n).of_set {
                     of_set.is_used = false;
                 }
                 ForCaller::of(self.not_answered(n, is_caller, sent, fault, cx))
@@ -205,7 +207,7 @@ impl LockEntry {
     /// The reply to the acquiring command grants the lock.
     fn granted_now(
         &mut self,
-        n: usize,
+        n: RequestNo,
         flight: &Flight,
         tokens: TokenBlock,
         (sent, at, all): (Instant, Option<Arc<AtServers>>, Option<Vec<FencingToken>>),
@@ -277,7 +279,7 @@ impl LockEntry {
     /// that waits for nothing more.
     pub(super) fn not_answered(
         &mut self,
-        n: usize,
+        n: RequestNo,
         is_caller: bool,
         sent: Instant,
         fault: Fault,
@@ -300,12 +302,13 @@ impl LockEntry {
     }
 
     /// Returns when the call began that a request serves, if that waits for its first reply only.
-    fn once_since(&self, n: usize, is_caller: bool) -> Option<Instant> {
+    fn once_since(&self, n: RequestNo, is_caller: bool) -> Option<Instant> {
         let request = &self.requests[n];
         match request.serves {
             _ if is_caller => request.once.then_some(request.since),
             Serves::One(no) => {
-                let waiter = self.waiter(no).filter(|waiter| waiter.wait == Wait::Once);
+                let waiter = self.waiters.get(no);
+                let waiter = waiter.filter(|waiter| waiter.wait == Wait::Once);
                 waiter.map(|waiter| waiter.start)
             }
             Serves::Line | Serves::Nobody => None,
@@ -323,20 +326,20 @@ impl LockEntry {
     /// What a command that nobody owned had taken is released: the attempts that it refused are
     /// due.
     pub(super) fn undone(&mut self, cx: &mut Context<'_>) {
-        for n in 0..self.requests.len() {
+        for n in self.requests.to_retry() {
             if let RequestState::Due(at) = self.requests[n].state
                 && at > cx.now
-                && (self.requests[n].once || self.requests[n].lock.queue().is_none())
             {
                 self.set_due(n, cx.now);
             }
         }
     }
 
-    pub(super) fn due_after_failure(&mut self, n: usize, cx: &mut Context<'_>) {
-        let request = &mut self.requests[n];
+    pub(super) fn due_after_failure(&mut self, n: RequestNo, cx: &mut Context<'_>) {
+        let mut request = self.requests.change(n);
         request.again = Instant::NEVER;
         let pause = request.pause_after_failure();
+        drop(request);
         self.set_due(n, cx.now.after(pause));
     }
 
@@ -344,12 +347,14 @@ impl LockEntry {
     /// the outcome if that is the caller.
     pub(super) fn fail(
         &mut self,
-        n: usize,
+        n: RequestNo,
         is_caller: bool,
         failure: Failure,
         cx: &mut Context<'_>,
     ) -> Option<Outcome> {
-        self.requests[n].failures = self.requests[n].failures.max(1);
+        let mut request = self.requests.change(n);
+        request.failures = request.failures.max(1);
+        drop(request);
         self.due_after_failure(n, cx);
         let outcome = Outcome::Failed(failure);
         if is_caller {
@@ -370,15 +375,16 @@ impl LockEntry {
         if is_on(Mutant::StoppedCallerBlocks) {
             return;
         }
-        for n in (0..self.requests.len()).rev() {
-            if let RequestState::Won(_) = self.requests[n].state {
-                continue;
-            }
-            let is_overdue = |flight: &mut Flight| {
-                let is_caller = matches!(flight.sender, Sender::Caller(_));
-                is_caller && caller_overdue_at(flight.sent, cx) <= cx.now
-            };
-            let Some(flight) = self.requests[n].flight.take_if(is_overdue) else {
+        let first = self.requests.first_of_callers();
+        if first.is_none_or(|sent| caller_overdue_at(sent, cx) > cx.now) {
+            return;
+        }
+        let by = cx
+            .now
+            .before(GRACE)
+            .before(cx.kernel.limits.command_timeout);
+        for n in self.requests.of_callers(by).into_iter().rev() {
+            let Some(flight) = self.requests.change(n).flight.take() else {
                 continue;
             };
             if let RequestState::Sent = self.requests[n].state {

@@ -28,7 +28,7 @@ use crate::kernel::entry::LockEntry;
 use crate::kernel::fault::Fault;
 use crate::kernel::held::Holder;
 use crate::kernel::mutant::{Mutant, is_on};
-use crate::kernel::request::{Asked, IdOfSet, Request, RequestState, Sender, Serves};
+use crate::kernel::request::{Asked, IdOfSet, RequestNo, RequestState, Sender, Serves};
 use crate::kernel::waiter::{Failure, Outcome, Wait, Waiter, WaiterCell, WaiterNo};
 use crate::protocol::answer::Answer;
 use crate::protocol::place::refresh_every;
@@ -106,9 +106,9 @@ impl Call {
         let Some(id) = &self.of_set else {
             return;
         };
-        let is_its = |it: &&mut Request| it.serves == Serves::One(self.no) && it.of_set.is_none();
-        for request in entry.requests.iter_mut().filter(is_its) {
-            request.of_set = Some(IdOfSet {
+        for n in entry.requests.serving(&[Serves::One(self.no)]) {
+            let of_set = &mut entry.requests.change(n).of_set;
+            of_set.get_or_insert_with(|| IdOfSet {
                 id: id.clone(),
                 is_used: false,
                 tokens: Vec::new(),
@@ -195,7 +195,7 @@ impl Call {
             false => Serves::One(self.no),
         };
         let n = entry.request(serves, &self.wants.lock, self.wants.terms, cx);
-        entry.requests[n].once = is_once;
+        entry.requests.change(n).once = is_once;
         self.note_set(entry);
         self.send(entry, n, cx)
     }
@@ -208,8 +208,8 @@ impl Call {
         is_own || self.of_set.is_none() && set(cx.fx).is_some()
     }
 
-    fn send(&mut self, entry: &mut LockEntry, n: usize, cx: &mut Context<'_>) -> Step {
-        entry.requests[n].terms = self.wants.terms;
+    fn send(&mut self, entry: &mut LockEntry, n: RequestNo, cx: &mut Context<'_>) -> Step {
+        entry.requests.change(n).terms = self.wants.terms;
         let sender = Sender::Caller(self.no);
         let (command, asked) = entry.send(n, sender, Some(&self.wants.wait), cx);
         self.state = CallState::Asking(asked);
@@ -286,7 +286,7 @@ impl Call {
         if let Some(outcome) = self.gives_up(entry, cx) {
             return self.over(outcome);
         }
-        let request = entry.index_of(asked.no);
+        let request = entry.requests.existing(asked.no);
         if request.is_none() && self.of_set.is_some() {
             // The engine has ended its command, whose id is used up.
             return self.over(Outcome::Failed(Failure::Restart));

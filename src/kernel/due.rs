@@ -8,7 +8,7 @@ use crate::kernel::context::Context;
 use crate::kernel::engine::Purpose;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::mutant::{Mutant, is_on};
-use crate::kernel::request::{Request, RequestState, Sender, Serves};
+use crate::kernel::request::{RequestNo, RequestState, Sender, Serves};
 use crate::kernel::requests::{Receiver, caller_overdue_at};
 use crate::kernel::waiter::{Outcome, Wait, WaiterNo};
 use crate::wait_policy::WaitPolicy;
@@ -35,10 +35,10 @@ impl LockEntry {
     /// Calls give up if Redis has been silent for too long.
     fn end_silent_calls(&mut self, cx: &mut Context<'_>) {
         let limit = cx.kernel.limits.unreachable_for;
-        let waiters = self.line.iter().chain(&self.own);
-        let silent = waiters.filter(|waiter| self.gives_up_at(waiter.start, limit) <= cx.now);
-        let silent: Vec<(WaiterNo, Instant)> =
-            silent.map(|waiter| (waiter.no, waiter.start)).collect();
+        // Those that began first give up first.
+        let by_start = self.waiters.by_start();
+        let silent = by_start.take_while(|(_, start)| self.gives_up_at(*start, limit) <= cx.now);
+        let silent: Vec<(WaiterNo, Instant)> = silent.collect();
         for (no, start) in silent {
             let outcome = Outcome::Failed(self.failure(start).after_long());
             self.end_waiter(no, outcome, cx);
@@ -61,7 +61,7 @@ impl LockEntry {
 
     /// Returns when the lease of this client counts as a refusal for the call at the front.
     pub(super) fn refuses_itself_at(&self) -> Option<Instant> {
-        let front = self.line.front()?;
+        let front = self.waiters.front()?;
         let Wait::Queue(WaitPolicy::Backoff(backoff)) = &front.wait else {
             return None;
         };
@@ -70,44 +70,41 @@ impl LockEntry {
 
     /// The client asks once more, shortly before the deadline of a call, unless it knows enough.
     fn ask_for_deadlines(&mut self, cx: &mut Context<'_>) {
-        if is_on(Mutant::NobodyAsksForDeadlines) {
-            self.line
-                .iter_mut()
-                .chain(&mut self.own)
-                .for_each(|it| it.ask_at = Instant::NEVER);
-        }
-        let mut asks: Vec<WaiterNo> = Vec::new();
         let holds = self.holds_alone();
-        for waiter in self.line.iter_mut().chain(&mut self.own) {
-            if waiter.ask_at > cx.now {
-                continue;
+        for no in self.waiters.asks_by(cx.now) {
+            let span = self.waiters.change(no, |waiter| {
+                waiter.ask_at = Instant::NEVER;
+                (waiter.start, waiter.deadline)
+            });
+            if let Some((start, deadline)) = span
+                && !holds
+                && !self.last.says_taken(start, deadline)
+                && !is_on(Mutant::NobodyAsksForDeadlines)
+            {
+                self.ask_for_deadline(no, cx);
             }
-            waiter.ask_at = Instant::NEVER;
-            if !holds && !self.last.says_taken(waiter.start, waiter.deadline) {
-                asks.push(waiter.no);
-            }
-        }
-        for no in asks {
-            self.ask_for_deadline(no, cx);
         }
     }
 
     /// Plans the last attempts of the calls again, after a refusal had named a later time, or this
     /// client held the name. One whose time has come is made at once.
     pub(super) fn plan_last_attempts(&mut self) {
-        let mut first = Instant::NEVER;
-        for waiter in self.line.iter_mut().chain(&mut self.own) {
-            waiter.ask_at = self.last.ask_at(waiter.start, waiter.deadline);
-            first = first.min(waiter.ask_at);
+        for no in self.waiters.have_asked() {
+            let last = &self.last;
+            self.waiters.change(no, |waiter| {
+                waiter.ask_at = last.ask_at(waiter.start, waiter.deadline);
+            });
         }
-        self.touch(first, first);
+        if let Some(first) = self.waiters.first_ask() {
+            self.touch(first, first);
+        }
     }
 
     fn ask_for_deadline(&mut self, no: WaiterNo, cx: &mut Context<'_>) {
-        let is_its = |request: &Request| [Serves::Line, Serves::One(no)].contains(&request.serves);
-        let is_in_line = self.line.iter().any(|waiter| waiter.no == no);
+        let is_in_line = self.waiters.is_in_line(no);
         let mut needs_own = false;
-        for request in self.requests.iter_mut().filter(|request| is_its(request)) {
+        for n in self.requests.serving(&[Serves::Line, Serves::One(no)]) {
+            let mut request = self.requests.change(n);
             if request.serves == Serves::Line && !is_in_line {
                 continue;
             }
@@ -122,21 +119,22 @@ impl LockEntry {
                 _ => {}
             }
         }
-        if needs_own && let Some(waiter) = self.waiter(no) {
+        if needs_own && let Some(waiter) = self.waiters.get(no) {
             let (lock, terms) = (Arc::clone(&waiter.lock), waiter.terms);
             let n = self.request(Serves::One(no), &lock, terms, cx);
-            self.requests[n].once = true;
+            self.requests.change(n).once = true;
             self.set_due(n, cx.now);
         }
     }
 
     /// Sends the acquiring commands that are due.
     fn ask(&mut self, out: &mut Vec<(Command, Purpose)>, cx: &mut Context<'_>) {
-        for n in (0..self.requests.len()).rev() {
-            let request = &self.requests[n];
-            match request.state {
-                RequestState::Due(at) if at <= cx.now => {}
-                _ => continue,
+        for n in self.requests.to_act(cx.now).into_iter().rev() {
+            let Some(request) = self.requests.get(n) else {
+                continue;
+            };
+            if !matches!(request.state, RequestState::Due(_)) {
+                continue;
             }
             // The end of the lease makes somebody ask again.
             let waits_for_end = request.serves == Serves::Line && self.holds_alone();
@@ -155,32 +153,37 @@ impl LockEntry {
 
     /// Refreshes all places of a group if one of them is due.
     fn refresh(&mut self, out: &mut Vec<(Command, Purpose)>, cx: &mut Context<'_>) {
-        let is_due = |request: &Request| match &request.state {
-            RequestState::Queued(place) => !place.refreshing && place.refresh_at <= cx.now,
-            _ => false,
-        };
-        while let Some(first) = self.requests.iter().position(is_due) {
-            let group = self.requests[first].group();
-            let lock = Arc::clone(&self.requests[first].lock);
-            let mut listens = Listens::No;
-            for request in &self.requests {
-                if request.group() == group && self.wakes(request.serves) {
-                    listens = Listens::Inbox;
-                }
-            }
+        for first in self.requests.to_act(cx.now) {
+            let request = &self.requests[first];
+            let group = match &request.state {
+                // An earlier command may include it.
+                RequestState::Queued(place) if !place.refreshing => request.group(),
+                _ => continue,
+            };
+            let Some(group) = group else {
+                continue;
+            };
+            let lock = Arc::clone(&request.lock);
+            let places = self.requests.to_refresh(group);
+            let wakes = |n: &RequestNo| self.wakes(self.requests[*n].serves);
+            let listens = match places.iter().any(wakes) {
+                true => Listens::Inbox,
+                false => Listens::No,
+            };
             let mut of = Vec::new();
-            for request in self.requests.iter_mut().filter(|it| it.group() == group) {
-                if let RequestState::Queued(place) = &mut request.state
-                    && !place.refreshing
-                {
+            for no in places {
+                let mut request = self.requests.change(no);
+                request.again = Instant::NEVER;
+                if let RequestState::Queued(place) = &mut request.state {
                     place.refreshing = true;
                     place.listens = listens;
-                    request.again = Instant::NEVER;
-                    of.push((request.no, place.id.clone()));
+                    of.push((no, place.id.clone()));
                 }
             }
             let ids = of.iter().map(|(_, id)| id.clone()).collect();
-            let tokens = self.requests[first].terms.tokens(self.line.len() > 1);
+            let tokens = self.requests[first]
+                .terms
+                .tokens(self.waiters.in_line() > 1);
             let what = What::Refresh {
                 tokens,
                 ids,
@@ -194,15 +197,13 @@ impl LockEntry {
     }
 
     fn confirm(&mut self, out: &mut Vec<(Command, Purpose)>, cx: &mut Context<'_>) {
-        for n in 0..self.requests.len() {
+        for n in self.requests.to_act(cx.now) {
             let terms = self.receiver_terms(&self.requests[n]);
-            let request = &mut self.requests[n];
+            let mut request = self.requests.change(n);
+            let (lock, no) = (Arc::clone(&request.lock), request.no);
             let RequestState::Confirming(grant) = &mut request.state else {
                 continue;
             };
-            if grant.renewing || grant.retry_at > cx.now {
-                continue;
-            }
             grant.renewing = true;
             grant.longest = grant.longest.max(terms.ttl);
             let what = What::Renew {
@@ -210,8 +211,8 @@ impl LockEntry {
                 ttl: terms.ttl,
                 may_shorten: false,
             };
-            let work = Purpose::Confirm(self.name.clone(), request.no, grant.id.clone(), terms);
-            let command = Command::new(&request.lock, what).acknowledged_by(terms.replicas);
+            let work = Purpose::Confirm(self.name.clone(), no, grant.id.clone(), terms);
+            let command = Command::new(&lock, what).acknowledged_by(terms.replicas);
             out.push((command, work));
         }
     }
@@ -222,33 +223,15 @@ impl LockEntry {
         if let Some(at) = self.linger_ends() {
             self.touch(at, at);
         }
-        for n in 0..self.requests.len() {
-            let overdue = match (&self.requests[n].state, &self.requests[n].flight) {
-                (RequestState::Won(_), _) | (_, None) => Instant::NEVER,
-                _ if is_on(Mutant::StoppedCallerBlocks) => Instant::NEVER,
-                (_, Some(flight)) => match flight.sender {
-                    Sender::Caller(_) => caller_overdue_at(flight.sent, cx),
-                    Sender::Engine => Instant::NEVER,
-                },
-            };
-            self.touch(overdue, Instant::NEVER);
-            match &self.requests[n].state {
-                RequestState::Due(at) => self.touch(*at, *at),
-                RequestState::Queued(place) if !place.refreshing => {
-                    let at = place.refresh_at;
-                    self.touch_refresh(n, at);
-                }
-                RequestState::Confirming(grant) if !grant.renewing => {
-                    self.touch(grant.retry_at, grant.retry_at);
-                }
-                _ => {}
-            }
+        let sent = self.requests.first_of_callers();
+        if let Some(sent) = sent.filter(|_| !is_on(Mutant::StoppedCallerBlocks)) {
+            self.touch(caller_overdue_at(sent, cx), Instant::NEVER);
         }
-        let limit = cx.kernel.limits.unreachable_for;
-        let waiters = self.line.iter().chain(&self.own);
-        let wishes = waiters.map(|waiter| waiter.ask_at.min(self.gives_up_at(waiter.start, limit)));
-        if let Some(at) = wishes.min() {
+        let [at, latest] = self.requests.next();
+        self.touch(at, latest);
+        if let Some(at) = self.waiters.first_ask() {
             self.touch(at, at);
         }
+        self.touch_silence(cx);
     }
 }

@@ -264,8 +264,7 @@ impl Engine {
                 let (name, no) = (&*entry_name(&*asked.lock), asked.no);
                 let mut fx = Effects::default();
                 let serves = kernel.at(now, &mut fx).with_existing(name, |entry, _| {
-                    let n = entry.index_of(no)?;
-                    Some(entry.requests[n].serves != Serves::Nobody)
+                    Some(entry.requests.get(no)?.serves != Serves::Nobody)
                 });
                 serves.flatten().unwrap_or(false)
             }

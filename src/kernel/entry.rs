@@ -11,7 +11,6 @@
 //!
 //! All methods run under the lock of the entry's shard.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,9 +22,11 @@ use crate::kernel::engine::ServerNo;
 use crate::kernel::held::HeldLease;
 use crate::kernel::last_reply::LastReply;
 use crate::kernel::mutant::{Mutant, is_on};
-use crate::kernel::request::{Request, RequestState, Serves};
+use crate::kernel::request::Serves;
+use crate::kernel::request_index::Requests;
 use crate::kernel::schedule::Item;
 use crate::kernel::waiter::{Failure, Outcome, Refused, Waiter, WaiterNo};
+use crate::kernel::waiters::Waiters;
 use crate::kernel::watch::Watch;
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;
@@ -46,9 +47,8 @@ pub(crate) struct LockEntry {
     pub(super) capacity: usize,
     /// Until when the only lease lingers; `None` if somebody holds it.
     pub(super) lingers_until: Option<Instant>,
-    pub(super) line: VecDeque<Waiter>,
-    pub(super) own: Vec<Waiter>,
-    pub(super) requests: Vec<Request>,
+    pub(super) waiters: Waiters,
+    pub(super) requests: Requests,
     pub(super) last: LastReply,
     /// When others were last known to want the name; after a plain release, until when no call of
     /// the line asks.
@@ -95,9 +95,8 @@ impl LockEntry {
             held: Vec::new(),
             capacity,
             lingers_until: None,
-            line: VecDeque::new(),
-            own: Vec::new(),
-            requests: Vec::new(),
+            waiters: Waiters::default(),
+            requests: Requests::default(),
             last: LastReply::default(),
             contended: Instant::START,
             released: None,
@@ -142,7 +141,7 @@ impl LockEntry {
 
     /// Returns whether the line asks, waits, or has what it waits for.
     pub(super) fn line_is_busy(&self) -> bool {
-        !self.line.is_empty() || self.holds_alone() || self.line_request().is_some()
+        self.waiters.in_line() > 0 || self.holds_alone() || self.line_request().is_some()
     }
 
     /// Records that others wanted the name at `at`, or that it is left to other programs until
@@ -163,16 +162,11 @@ impl LockEntry {
         self.contended
     }
 
-    pub(super) fn waiter(&self, no: WaiterNo) -> Option<&Waiter> {
-        let mut waiters = self.own.iter().chain(&self.line);
-        waiters.find(|waiter| waiter.no == no)
-    }
-
     /// Returns whether a call of this client waits for the name, as far as Redis has said: then a
-    /// call that does not wait is refused, so that it does not get the name first.
+    /// call that does not wait is refused, so that it does not get the name first. Walks over the
+    /// calls up to the first such one.
     pub(super) fn is_waited_for(&self, now: Instant) -> bool {
-        let mut waiting = self.line.iter().chain(&self.own);
-        !self.last.has_failed() && waiting.any(|waiter| waiter.is_ahead(now))
+        !self.last.has_failed() && self.waiters.walk().any(|waiter| waiter.is_ahead(now))
     }
 
     /// Returns what Redis last said about the holder, unless its lease has ended since.
@@ -199,25 +193,17 @@ impl LockEntry {
 
     /// Returns why a call that began at `start` fails.
     pub(super) fn failure(&self, start: Instant) -> Failure {
-        self.last.failure(start, self.under_way())
-    }
-
-    /// Returns when the first of the commands was sent that have no reply yet.
-    fn under_way(&self) -> Option<Instant> {
-        let sent = self.requests.iter().filter_map(|request| {
-            let flight = request.flight.as_ref()?;
-            matches!(request.state, RequestState::Sent).then_some(flight.sent)
-        });
-        sent.min()
+        self.last.failure(start, self.requests.under_way())
     }
 
     /// Returns when a call gives up because of what Redis says, or because it is silent.
     pub(super) fn gives_up_at(&self, start: Instant, unreachable_for: Duration) -> Instant {
         match self.holds_alone() {
             true => Instant::NEVER,
-            false => self
-                .last
-                .gives_up_at(start, self.under_way(), unreachable_for),
+            false => {
+                let under_way = self.requests.under_way();
+                self.last.gives_up_at(start, under_way, unreachable_for)
+            }
         }
     }
 
@@ -251,26 +237,20 @@ impl LockEntry {
             self.end_linger(cx);
         }
         let is_idle = self.held.is_empty()
-            && self.line.is_empty()
-            && self.own.is_empty()
+            && self.waiters.is_empty()
             && self.watches().is_empty()
             && self.requests.is_empty();
+        // Most entries only have a lease: the room for others would be most of their size.
         if self.requests.is_empty() {
-            // Most entries only have a lease: the room for requests would be most of their size.
-            self.requests = Vec::new();
+            self.requests = Requests::default();
         }
-        // A call that nobody has refused needs no messages, unless it has a place nevertheless.
-        let is_queued = |it: &Request| matches!(it.state, RequestState::Queued(_));
-        let has_place = self.requests.iter().any(is_queued);
-        let wakes =
-            |waiter: &Waiter| waiter.wait.is_woken() && (has_place || waiter.cell.has_waited());
-        let is_set = self.is_set;
-        let woken = self.line.iter().chain(&self.own).find(|it| wakes(it));
-        let listener = woken.map(|waiter| &waiter.lock);
-        let watch = self.watches().iter().find(|watch| watch.wakes);
-        let listener = listener.or_else(|| watch.map(|watch| &watch.lock));
-        let listener = listener.filter(|_| !self.listens && !is_set).cloned();
-        if let Some(lock) = listener {
+        if self.waiters.is_empty() {
+            self.waiters = Waiters::default();
+        }
+        if !self.listens
+            && !self.is_set
+            && let Some(lock) = self.listener()
+        {
             self.listens = true;
             let change = cx.kernel.next_serial();
             cx.fx.listen.push((lock, change));
@@ -304,24 +284,32 @@ impl LockEntry {
 
     // ------------------------------------------------------------------ the parked calls
 
+    /// Returns the lock of a call that needs messages. One that nobody has refused needs none,
+    /// unless it has a place nevertheless.
+    fn listener(&self) -> Option<Arc<dyn Primitive>> {
+        let woken = self.waiters.listener(self.requests.has_place());
+        let watch = self.watches().iter().find(|watch| watch.wakes);
+        let watch = watch.map(|watch| &watch.lock);
+        woken.map(|waiter| &waiter.lock).or(watch).cloned()
+    }
+
     /// Returns whether release messages wake a parked call that a request serves.
     pub(super) fn wakes(&self, serves: Serves) -> bool {
         match serves {
-            Serves::Line => self.line.iter().any(|waiter| waiter.wait.is_woken()),
-            Serves::One(no) => self.waiter(no).is_some_and(|waiter| waiter.wait.is_woken()),
+            Serves::Line => self.waiters.first_woken().is_some(),
+            Serves::One(no) => (self.waiters.get(no)).is_some_and(|waiter| waiter.wait.is_woken()),
             Serves::Nobody => false,
         }
     }
 
     /// Removes a waiting call from its list. Its pause holds nobody else up.
     pub(super) fn remove_waiter(&mut self, no: WaiterNo, cx: &Context<'_>) -> Option<Waiter> {
-        if let Some(n) = self.line.iter().position(|waiter| waiter.no == no) {
-            let waiter = self.line.remove(n)?;
+        let was_in_line = self.waiters.is_in_line(no);
+        let waiter = self.waiters.remove(no)?;
+        if was_in_line {
             self.end_pause(waiter.retry_at, cx);
-            return Some(waiter);
         }
-        let n = self.own.iter().position(|waiter| waiter.no == no)?;
-        Some(self.own.remove(n))
+        Some(waiter)
     }
 
     /// Ends a parked call: its outcome is stored, and its thread is woken.

@@ -11,12 +11,12 @@ use crate::kernel::entry::{Held, LockEntry};
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{LeaseState, LeaseStatus, NoHandoff};
 use crate::kernel::mutant::{Mutant, is_on};
-use crate::kernel::request::{Request, RequestState, Serves};
+use crate::kernel::request::{Request, RequestNo, RequestState, Serves};
 use crate::kernel::requests::Receiver;
 use crate::kernel::round::AtServers;
 use crate::kernel::undo::Proof;
 use crate::kernel::unlock::named;
-use crate::kernel::waiter::{Failure, Outcome, WaiterNo};
+use crate::kernel::waiter::{Failure, Outcome};
 use crate::lost::Lost;
 use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::Primitive;
@@ -113,8 +113,8 @@ impl LockEntry {
     }
 
     /// A request was granted the lock, for `receiver`.
-    pub(super) fn count_wake(&mut self, n: usize, receiver: Receiver, cx: &mut Context<'_>) {
-        let woken = std::mem::take(&mut self.requests[n].woken);
+    pub(super) fn count_wake(&mut self, n: RequestNo, receiver: Receiver, cx: &mut Context<'_>) {
+        let woken = std::mem::take(&mut self.requests.change(n).woken);
         if woken && matches!(receiver, Receiver::Waiter(_)) {
             cx.fx.wakes += 1;
         }
@@ -147,7 +147,7 @@ impl LockEntry {
         has_renewed: bool,
         cx: &mut Context<'_>,
     ) -> Result<(), NoHandoff> {
-        let Some(front) = self.line.front().filter(|_| !cx.kernel.is_closed()) else {
+        let Some(front) = self.waiters.front().filter(|_| !cx.kernel.is_closed()) else {
             return Err(NoHandoff::Release);
         };
         if front.terms.handoffs == 0 || !self.holds(&lease.id) {
@@ -158,9 +158,7 @@ impl LockEntry {
         #[cfg(sim)]
         cx.fx.began.push((Arc::clone(lease), next));
         cx.fx.wakes += 1;
-        if let Some(front) = self.line.front() {
-            front.note_waited();
-        }
+        self.waiters.change(no, |waiter| waiter.note_waited());
         let lease = Arc::clone(lease);
         self.end_waiter(no, Outcome::Lease(lease, next), cx);
         self.retire_of(no, cx);
@@ -178,17 +176,19 @@ impl LockEntry {
         let Some(n) = self.held.iter().position(|held| held.lease.id == lease.id) else {
             return false;
         };
+        let was_alone = self.holds_alone();
         self.remove_held(n, cx);
-        self.last.cut(cx.now);
-        self.plan_last_attempts();
+        if self.last.cut(cx.now) || was_alone {
+            self.plan_last_attempts();
+        }
         self.end_watches(&Failure::Restart, cx);
         if is_on(Mutant::NobodyAsksAfterTheEnd) {
             return true;
         }
         self.serve(at, cx);
         let stays_later = is_on(Mutant::LaterAttemptStaysLater);
-        let requests = self.requests.iter_mut();
-        for request in requests.filter(|it| it.serves == Serves::Line) {
+        for n in self.requests.serving(&[Serves::Line]) {
+            let mut request = self.requests.change(n);
             request.woken = true;
             match &mut request.state {
                 RequestState::Due(due) if !stays_later => *due = (*due).min(at),
@@ -206,7 +206,7 @@ impl LockEntry {
 
     /// Returns whether a call waits or asks.
     pub(super) fn is_asked_for(&self) -> bool {
-        !(self.requests.is_empty() && self.line.is_empty() && self.own.is_empty())
+        !(self.requests.is_empty() && self.waiters.is_empty())
     }
 
     /// Returns whether a call waits or asks, or watches the name for a set.
@@ -267,9 +267,9 @@ impl LockEntry {
 
     /// The client is closed: ends all calls and leases.
     pub(super) fn close(&mut self, cx: &mut Context<'_>) {
-        let parked: Vec<WaiterNo> = self.line.iter().chain(&self.own).map(|it| it.no).collect();
+        let parked = self.waiters.numbers();
         // Calls that wait for a reply end by themselves.
-        let asking = self.requests.iter();
+        let asking = self.requests.walk();
         let asking = asking.filter(|it| it.caller().is_some() && !it.once);
         cx.fx.closed += parked.len() + asking.count();
         for no in parked {
@@ -277,7 +277,7 @@ impl LockEntry {
         }
         self.end_watches(&Failure::Closed, cx);
         if !is_on(Mutant::ClosedKeepsPlaces) {
-            for n in (0..self.requests.len()).rev() {
+            for n in self.requests.numbers().into_iter().rev() {
                 self.retire(n, cx);
             }
         }

@@ -79,7 +79,7 @@ impl Kernel {
                 (_, Some(flight)) => flight.sent <= since,
                 _ => true,
             };
-            if entry.requests.iter().any(has_missed) && !is_on(Mutant::ListeningRefreshesNothing) {
+            if entry.requests.walk().any(has_missed) && !is_on(Mutant::ListeningRefreshesNothing) {
                 entry.look(cx.now, cx);
             }
             // A call for a set may have begun to watch before messages came.
@@ -119,11 +119,12 @@ impl Kernel {
                     held.lease.rearm(cx);
                 }
             }
-            if entry.requests.iter().any(|it| is_moved(&*it.lock)) {
+            if entry.requests.walk().any(|it| is_moved(&*it.lock)) {
                 entry.look(cx.now, cx);
             }
             let is_place = |it: &Request| matches!(it.state, RequestState::Queued(_));
-            if let Some(n) = entry.requests.iter().position(is_place)
+            let place = entry.requests.walk().find(|it| is_place(it));
+            if let Some(n) = place.map(|request| request.no)
                 && is_on(Mutant::MovedPlacesAreForgotten)
             {
                 entry.set_due(n, cx.now);
@@ -140,8 +141,7 @@ impl Kernel {
     /// All parked calls read the clock: the machine was suspended, which their sleeps do not count.
     pub(crate) fn wake_parked(&self, now: Instant, fx: &mut Effects) {
         self.at(now, fx).for_each(|entry, cx| {
-            let waiting = entry.line.iter().chain(&entry.own);
-            let waiting = waiting.map(|waiter| &waiter.cell);
+            let waiting = entry.waiters.walk().map(|waiter| &waiter.cell);
             let waiting = waiting.chain(entry.watches().iter().map(|watch| &watch.cell));
             waiting.for_each(|cell| cx.fx.wake.push(Arc::clone(cell)));
         });
@@ -153,11 +153,11 @@ impl Kernel {
     /// All parked calls try again.
     pub(crate) fn wake_all(&self, now: Instant, fx: &mut Effects) {
         self.at(now, fx).for_each(|entry, cx| {
-            for waiter in entry.line.iter_mut().chain(&mut entry.own) {
-                waiter.retry_at = now;
+            for no in entry.waiters.numbers() {
+                entry.waiters.change(no, |waiter| waiter.retry_at = now);
             }
             entry.look(cx.now, cx);
-            for n in 0..entry.requests.len() {
+            for n in entry.requests.numbers() {
                 if let RequestState::Due(_) = entry.requests[n].state {
                     entry.set_due(n, now);
                 }
@@ -186,9 +186,7 @@ impl LockEntry {
         tokens: TokenBlock,
         cx: &mut Context<'_>,
     ) {
-        let Some(n) = self
-            .index_of(no)
-            .filter(|n| self.requests[*n].id() == Some(id))
+        let Some(n) = (self.requests.existing(no)).filter(|n| self.requests[*n].id() == Some(id))
         else {
             return;
         };
@@ -204,7 +202,7 @@ impl LockEntry {
             (RequestState::Sent, Some(flight)) => flight.sent,
             _ => return,
         };
-        self.requests[n].woken = true;
+        self.requests.change(n).woken = true;
         self.grant(n, id, tokens, seen, cx);
     }
 
@@ -269,13 +267,13 @@ impl LockEntry {
         if pause(None, Serves::Line).is_some() && !is_on(Mutant::WatchesAreNotEnded) {
             self.end_watches(&Failure::Restart, cx);
         }
-        for n in 0..self.requests.len() {
+        for n in self.requests.numbers() {
             let serves = self.requests[n].serves;
             let has_caller = self.requests[n].caller().is_some();
             if !has_caller && !self.wakes(serves) {
                 continue;
             }
-            let request = &mut self.requests[n];
+            let mut request = self.requests.change(n);
             let Some(pause) = pause(request.id(), serves) else {
                 continue;
             };
@@ -293,6 +291,7 @@ impl LockEntry {
                 RequestState::Won(_) | RequestState::Confirming(_) => continue,
             }
             request.woken = true;
+            drop(request);
             self.touch(at, at);
         }
     }

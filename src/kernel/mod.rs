@@ -39,6 +39,7 @@ pub(crate) mod proposals;
 pub(crate) mod refusals;
 pub(crate) mod renewals;
 pub(crate) mod request;
+pub(crate) mod request_index;
 pub(crate) mod requests;
 pub(crate) mod round;
 pub(crate) mod rounds;
@@ -46,12 +47,14 @@ pub(crate) mod schedule;
 pub(crate) mod set;
 #[cfg(sim)]
 pub(crate) mod sim;
+pub(crate) mod steps;
 pub(crate) mod table;
 pub(crate) mod tokens;
 pub(crate) mod undo;
 pub(crate) mod unlock;
 pub(crate) mod votes;
 pub(crate) mod waiter;
+pub(crate) mod waiters;
 pub(crate) mod wall;
 pub(crate) mod watch;
 
@@ -234,7 +237,7 @@ impl Kernel {
                     Some(_) => lingering += 1,
                     None => held += entry.held.len() as u64,
                 }
-                waiting += (entry.line.len() + entry.own.len()) as u64;
+                waiting += entry.waiters.len() as u64;
             }
         }
         [held, lingering, waiting]

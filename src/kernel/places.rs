@@ -15,7 +15,7 @@ use crate::kernel::fault::Fault;
 use crate::kernel::holdings::Grant;
 use crate::kernel::lease::LeaseState;
 use crate::kernel::mutant::{Mutant, is_on};
-use crate::kernel::request::{Confirming, Place, Request, RequestNo, RequestState, Serves};
+use crate::kernel::request::{Confirming, Place, RequestNo, RequestState, Serves};
 use crate::kernel::requests::Receiver;
 use crate::kernel::undo::Proof;
 use crate::kernel::waiter::{Failure, Outcome, Refused, Wait, WaiterNo};
@@ -34,7 +34,7 @@ impl LockEntry {
     /// The call has a place in the queue.
     pub(super) fn queued(
         &mut self,
-        n: usize,
+        n: RequestNo,
         (id, listens): (&HolderId, Listens),
         sent: Instant,
         remaining: Option<Duration>,
@@ -42,28 +42,25 @@ impl LockEntry {
     ) {
         let again = self.take_again(n);
         let at = self.refresh_at(n, sent, remaining, cx.now).min(again);
-        self.requests[n].state = RequestState::Queued(Place {
+        let ttl = self.requests[n].terms.ttl;
+        self.requests.change(n).state = RequestState::Queued(Place {
             id: id.clone(),
             seen: sent,
             refresh_at: at,
+            regular: sent.after(self.refreshes_every(ttl)),
+            // A place lasts much longer than this.
+            slack: Duration::from_millis(100).min(provisional(ttl) / 4),
             refreshing: false,
             listens,
         });
-        self.touch_refresh(n, at);
+        self.touch_refresh(n);
     }
 
-    pub(super) fn touch_refresh(&mut self, n: usize, at: Instant) {
-        let RequestState::Queued(place) = &self.requests[n].state else {
-            return;
-        };
-        let ttl = self.requests[n].terms.ttl;
-        let slack = match at < place.seen.after(self.refreshes_every(ttl)) {
-            // Nobody else learns that the lock has expired.
-            true => Duration::ZERO,
-            // A place lasts much longer than this: no sleep is cut short for it.
-            false => Duration::from_millis(100).min(provisional(ttl) / 4),
-        };
-        self.touch(at, at.after(slack));
+    fn touch_refresh(&mut self, n: RequestNo) {
+        if let RequestState::Queued(place) = &self.requests[n].state {
+            let (at, latest) = (place.refresh_at, place.awake_by());
+            self.touch(at, latest);
+        }
     }
 
     fn refreshes_every(&self, ttl: Duration) -> Duration {
@@ -77,7 +74,7 @@ impl LockEntry {
     /// Returns when a place is refreshed after a reply that says that it waits.
     fn refresh_at(
         &self,
-        n: usize,
+        n: RequestNo,
         sent: Instant,
         remaining: Option<Duration>,
         now: Instant,
@@ -99,8 +96,8 @@ impl LockEntry {
     /// call behind it by `Wake`.
     pub(super) fn backs_off_until(&self, serves: Serves) -> Option<Instant> {
         let waiter = match serves {
-            Serves::Line => self.line.front(),
-            Serves::One(no) => self.waiter(no),
+            Serves::Line => self.waiters.front(),
+            Serves::One(no) => self.waiters.get(no),
             Serves::Nobody => None,
         }?;
         let backs_off = matches!(waiter.wait, Wait::Queue(WaitPolicy::Backoff(_)));
@@ -114,11 +111,10 @@ impl LockEntry {
             Some(until) => until,
             None => self.asks_from().max(cx.now),
         };
-        let is_its = |request: &Request| {
-            request.serves == Serves::Line
-                && matches!(request.state, RequestState::Due(due) if due == at)
-        };
-        let paused = self.requests.iter().position(is_its);
+        let of_line = self.requests.serving(&[Serves::Line]);
+        let is_its =
+            |n: &RequestNo| matches!(self.requests[*n].state, RequestState::Due(due) if due == at);
+        let paused = of_line.into_iter().find(is_its);
         if let Some(n) = paused.filter(|_| until < at) {
             self.set_due(n, until);
         }
@@ -126,31 +122,30 @@ impl LockEntry {
 
     /// A call has parked behind its request: its policy decides when that asks again.
     pub(super) fn pace(&mut self, no: WaiterNo, cx: &mut Context<'_>) {
-        let front = self.line.front().map(|front| (front.no, front.retry_at));
+        let front = self.waiters.front().map(|front| (front.no, front.retry_at));
         if let Some((_, at)) = front.filter(|_| self.wakes(Serves::Line)) {
             self.end_pause(at, cx);
         }
-        for n in 0..self.requests.len() {
+        for n in self.requests.serving(&[Serves::Line, Serves::One(no)]) {
             let serves = self.requests[n].serves;
-            if ![Serves::Line, Serves::One(no)].contains(&serves) {
-                continue;
-            }
             let wakes = self.wakes(serves);
             let until = self.backs_off_until(serves);
-            let is_woken = self.requests[n].woken;
             let is_its = serves == Serves::One(no) || front.is_some_and(|(front, _)| front == no);
-            match &mut self.requests[n].state {
+            let mut request = self.requests.change(n);
+            let is_woken = request.woken;
+            match &mut request.state {
                 // Its place needs an inbox now.
                 RequestState::Queued(place) if wakes && place.listens == Listens::No => {
                     place.refresh_at = cx.now;
-                    self.requests[n].again = cx.now;
+                    request.again = cx.now;
+                    drop(request);
                     self.touch(cx.now, cx.now);
                 }
                 RequestState::Queued(place) => {
                     place.refresh_at =
                         until.map_or(place.refresh_at, |at| at.min(place.refresh_at));
-                    let at = place.refresh_at;
-                    self.touch_refresh(n, at);
+                    drop(request);
+                    self.touch_refresh(n);
                 }
                 // The pause of another call, or the end of a lease, has made it due then.
                 RequestState::Due(_) if is_woken || !is_its => {}
@@ -161,30 +156,30 @@ impl LockEntry {
     }
 
     /// Returns when a wake-up that came while a command was under way makes the next one due.
-    pub(super) fn take_again(&mut self, n: usize) -> Instant {
-        let again = std::mem::replace(&mut self.requests[n].again, Instant::NEVER);
+    pub(super) fn take_again(&mut self, n: RequestNo) -> Instant {
+        let again = std::mem::replace(&mut self.requests.change(n).again, Instant::NEVER);
         match is_on(Mutant::WakeUpIsForgotten) {
             true => Instant::NEVER,
             false => again,
         }
     }
 
-    pub(super) fn set_due(&mut self, n: usize, at: Instant) {
-        self.requests[n].state = RequestState::Due(at);
+    pub(super) fn set_due(&mut self, n: RequestNo, at: Instant) {
+        self.requests.change(n).state = RequestState::Due(at);
         self.touch(at, at);
     }
 
     /// A grant to a place, or one that is too old: a renewal must confirm it.
     pub(super) fn confirm_first(
         &mut self,
-        n: usize,
+        n: RequestNo,
         id: &HolderId,
         tokens: TokenBlock,
         in_queue: bool,
         cx: &mut Context<'_>,
     ) {
         let longest = self.requests[n].key_may_get();
-        self.requests[n].state = RequestState::Confirming(Confirming {
+        self.requests.change(n).state = RequestState::Confirming(Confirming {
             id: id.clone(),
             tokens,
             in_queue,
@@ -198,7 +193,7 @@ impl LockEntry {
     /// A place was granted the lock; validity counts from `seen`, never from a refresh.
     pub(super) fn grant(
         &mut self,
-        n: usize,
+        n: RequestNo,
         id: &HolderId,
         tokens: TokenBlock,
         seen: Instant,
@@ -206,7 +201,7 @@ impl LockEntry {
     ) {
         self.note_contended(cx.now);
         self.last.silent_since = None;
-        self.requests[n].failures = 0;
+        self.requests.change(n).failures = 0;
         let receiver = self.receiver(&self.requests[n]);
         if receiver == Receiver::Nobody || cx.kernel.is_closed() {
             if self.requests[n].caller().is_some() {
@@ -234,7 +229,7 @@ impl LockEntry {
     /// A request has got its lease. It stays, as `Won`, until its acquiring command has ended.
     pub(super) fn win(
         &mut self,
-        n: usize,
+        n: RequestNo,
         (id, tokens, in_queue): (&HolderId, TokenBlock, bool),
         lease: LeaseState,
         terms: &LeaseTerms,
@@ -254,12 +249,13 @@ impl LockEntry {
         let lock = Arc::clone(&self.requests[n].lock);
         let lease = self.hold(&lock, grant, cx);
         if receiver == Receiver::Caller {
-            self.requests[n].state = RequestState::Won(Some(lease));
+            self.requests.change(n).state = RequestState::Won(Some(lease));
             return;
         }
         if self.requests[n].flight.is_some() && !is_on(Mutant::WonIsForgotten) {
-            self.requests[n].state = RequestState::Won(None);
-            self.requests[n].serves = Serves::Nobody;
+            let mut request = self.requests.change(n);
+            request.state = RequestState::Won(None);
+            request.serves = Serves::Nobody;
         } else {
             self.requests.remove(n);
         }
@@ -301,7 +297,7 @@ impl LockEntry {
             let Some((n, seen)) = self.place(*no, id) else {
                 continue;
             };
-            self.requests[n].failures = 0;
+            self.requests.change(n).failures = 0;
             match found {
                 Refreshed::Waiting(remaining) => self.still_waits(n, sent, remaining, &refused, cx),
                 Refreshed::Granted(token) => {
@@ -319,8 +315,8 @@ impl LockEntry {
     }
 
     /// Returns the request that has this place, and when the place was last seen to wait.
-    fn place(&self, no: RequestNo, id: &HolderId) -> Option<(usize, Instant)> {
-        let n = self.index_of(no)?;
+    fn place(&self, no: RequestNo, id: &HolderId) -> Option<(RequestNo, Instant)> {
+        let n = self.requests.existing(no)?;
         match &self.requests[n].state {
             RequestState::Queued(place) if place.id == *id => Some((n, place.seen)),
             _ => None,
@@ -329,7 +325,7 @@ impl LockEntry {
 
     fn still_waits(
         &mut self,
-        n: usize,
+        n: RequestNo,
         sent: Instant,
         remaining: Option<Duration>,
         by: &Option<Refused>,
@@ -337,8 +333,10 @@ impl LockEntry {
     ) {
         self.note_waited(n, cx);
         let no = self.requests[n].no;
-        if let RequestState::Queued(place) = &mut self.requests[n].state {
+        let regular = sent.after(self.refreshes_every(self.requests[n].terms.ttl));
+        if let RequestState::Queued(place) = &mut self.requests.change(n).state {
             place.seen = place.seen.max(sent);
+            place.regular = place.regular.max(regular);
             place.refreshing = false;
         }
         if let Some(no) = self.count_refusal(self.requests[n].serves, sent, cx.now) {
@@ -346,15 +344,15 @@ impl LockEntry {
             self.retire_of(no, cx);
         }
         // That may have ended the last call which it served.
-        let Some(n) = self.index_of(no) else {
+        let Some(n) = self.requests.existing(no) else {
             return;
         };
         let again = self.take_again(n);
         let at = self.refresh_at(n, sent, remaining, cx.now).min(again);
-        if let RequestState::Queued(place) = &mut self.requests[n].state {
+        if let RequestState::Queued(place) = &mut self.requests.change(n).state {
             place.refresh_at = at;
         }
-        self.touch_refresh(n, at);
+        self.touch_refresh(n);
     }
 
     fn not_refreshed(
@@ -377,11 +375,13 @@ impl LockEntry {
                 self.fail(n, false, failure, cx);
                 continue;
             }
-            let at = cx.now.after(self.requests[n].pause_after_failure());
-            if let RequestState::Queued(place) = &mut self.requests[n].state {
+            let mut request = self.requests.change(n);
+            let at = cx.now.after(request.pause_after_failure());
+            if let RequestState::Queued(place) = &mut request.state {
                 place.refreshing = false;
                 place.refresh_at = at;
             }
+            drop(request);
             self.touch(at, at);
             self.note_silence(sent, fault.clone(), cx);
         }
@@ -396,7 +396,7 @@ impl LockEntry {
         sent: Instant,
         cx: &mut Context<'_>,
     ) {
-        let Some(n) = self.index_of(no) else {
+        let Some(n) = self.requests.existing(no) else {
             return;
         };
         let (tokens, in_queue, longest) = match &self.requests[n].state {
@@ -425,7 +425,7 @@ impl LockEntry {
                 self.last.answered(sent, cx.now);
                 if self.requests[n].flight.is_some() {
                     // Its acquiring command is still under way: that ends it.
-                    self.requests[n].state = RequestState::Sent;
+                    self.requests.change(n).state = RequestState::Sent;
                     return;
                 }
                 // A master that a failover has set back may grant its place once more.
@@ -435,7 +435,7 @@ impl LockEntry {
             }
             (None, Err(Fault::NotReplicated(error) | Fault::Rejected(error))) => {
                 if self.requests[n].caller().is_none() {
-                    self.requests[n].flight = None;
+                    self.requests.change(n).flight = None;
                     self.undo(&self.requests[n], id, Proof::AnyAnswer, cx);
                     self.fail(n, false, Failure::Rejected(error), cx);
                 } else {
@@ -451,7 +451,7 @@ impl LockEntry {
     }
 
     /// Others get the lock: through this link it cannot be held.
-    fn confirmed_too_late(&mut self, n: usize, id: &HolderId, cx: &mut Context<'_>) {
+    fn confirmed_too_late(&mut self, n: RequestNo, id: &HolderId, cx: &mut Context<'_>) {
         if self.requests[n].flight.is_some() {
             return self.retry_confirming(n, cx);
         }
@@ -460,14 +460,16 @@ impl LockEntry {
         self.retire(n, cx);
     }
 
-    fn retry_confirming(&mut self, n: usize, cx: &mut Context<'_>) {
-        let failures = self.requests[n].failures;
-        self.requests[n].failures = failures.saturating_add(1);
+    fn retry_confirming(&mut self, n: RequestNo, cx: &mut Context<'_>) {
+        let mut request = self.requests.change(n);
+        let failures = request.failures;
+        request.failures = failures.saturating_add(1);
         let at = cx.now.after(RECONNECT.pause(failures));
-        if let RequestState::Confirming(grant) = &mut self.requests[n].state {
+        if let RequestState::Confirming(grant) = &mut request.state {
             grant.renewing = false;
             grant.retry_at = at;
         }
+        drop(request);
         self.touch(at, at);
     }
 }

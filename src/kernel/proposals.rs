@@ -14,7 +14,7 @@ use crate::kernel::engine::ServerNo;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::fault::Fault;
 use crate::kernel::mutant::{Mutant, is_on};
-use crate::kernel::request::{Flight, Serves};
+use crate::kernel::request::{Flight, RequestNo, Serves};
 use crate::kernel::requests::Receiver;
 use crate::kernel::waiter::{Failure, Outcome, Wait};
 use crate::name::Name;
@@ -92,30 +92,38 @@ impl LockEntry {
     /// The servers have seen a higher token than the proposed one: the next one is above that.
     pub(super) fn too_low(
         &mut self,
-        n: usize,
+        n: RequestNo,
         flight: &Flight,
         counter: u64,
         sent: Instant,
         cx: &mut Context<'_>,
     ) {
         cx.kernel.table.forget_id(&flight.id);
-        let rounds = &mut self.requests[n].rounds;
-        rounds.above = counter;
-        rounds.too_low += 1;
+        let mut request = self.requests.change(n);
+        request.rounds.above = counter;
+        request.rounds.too_low += 1;
+        let is_too_often = request.rounds.too_low >= at_most(Bound::Proposals, MOST_PROPOSALS);
+        drop(request);
         if is_on(Mutant::TooLowIsRefused) {
             return self.due_after_refusal(n, None, cx);
         }
-        if rounds.too_low < at_most(Bound::Proposals, MOST_PROPOSALS) {
+        if !is_too_often {
             self.last.answered(sent, cx.now);
             return self.set_due(n, cx.now);
         }
-        rounds.too_low = 0;
+        self.requests.change(n).rounds.too_low = 0;
         let cause = Cause::text("other clients used higher fencing tokens each time");
         self.not_answered(n, false, sent, Fault::NotRun(cause), cx);
     }
 
     /// Several calls each hold the lock on some servers, and none on a majority.
-    pub(super) fn split(&mut self, n: usize, flight: &Flight, sent: Instant, cx: &mut Context<'_>) {
+    pub(super) fn split(
+        &mut self,
+        n: RequestNo,
+        flight: &Flight,
+        sent: Instant,
+        cx: &mut Context<'_>,
+    ) {
         cx.kernel.table.forget_id(&flight.id);
         let by = Arc::new(RefusedName {
             name: 0,
@@ -125,7 +133,7 @@ impl LockEntry {
         });
         let refused = self.last.split(sent, cx.now, by);
         self.note_waited(n, cx);
-        let request = &mut self.requests[n];
+        let mut request = self.requests.change(n);
         request.failures = 0;
         request.again = Instant::NEVER;
         let pause = SPLIT_PAUSE.pause(request.rounds.splits);
@@ -142,14 +150,16 @@ impl LockEntry {
                 since: Some(since),
                 cause: Some(Cause::text(cause)),
             };
+            drop(request);
             self.fail(n, false, failure, cx);
             return;
         }
+        drop(request);
         self.set_due(n, at);
         // A call that waits for its first reply only leaves if no time is left for another attempt.
         if let Receiver::Waiter(no) = self.receiver(&self.requests[n])
             && self.requests[n].serves == Serves::One(no)
-            && let Some(waiter) = self.waiter(no)
+            && let Some(waiter) = self.waiters.get(no)
             && waiter.wait == Wait::Once
             && at >= waiter.deadline
         {

@@ -11,7 +11,7 @@ use crate::kernel::context::Context;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::places::{UNSUBSCRIBED, next_attempt};
-use crate::kernel::request::{Flight, Request, RequestState, Sender, Serves};
+use crate::kernel::request::{Flight, Request, RequestNo, RequestState, Sender, Serves};
 use crate::kernel::undo::Proof;
 use crate::kernel::waiter::{Outcome, Refused, Wait, WaiterNo};
 use crate::name::Name;
@@ -25,7 +25,7 @@ impl LockEntry {
     /// The reply to the acquiring command refuses the lock.
     pub(super) fn refused(
         &mut self,
-        n: usize,
+        n: RequestNo,
         flight: &Flight,
         by: RefusedName,
         sent: Instant,
@@ -35,7 +35,7 @@ impl LockEntry {
         if is_own_id && flight.attempt.enters() {
             // Its place was granted at once, or the command has run twice: a refresh finds the
             // grant.
-            self.requests[n].again = cx.now;
+            self.requests.change(n).again = cx.now;
             return self.refused_by_nobody(n, flight, &by, sent, cx);
         }
         if is_own_id {
@@ -45,7 +45,7 @@ impl LockEntry {
         }
         // An attempt for a deadline is made because the command of the line has no reply.
         let is_for_deadline = match self.requests[n].serves {
-            Serves::One(no) => self.line.iter().any(|waiter| waiter.no == no),
+            Serves::One(no) => self.waiters.is_in_line(no),
             Serves::Line | Serves::Nobody => false,
         };
         let lock = Arc::clone(&self.requests[n].lock);
@@ -53,14 +53,17 @@ impl LockEntry {
         if self.is_of_nobody((&by, name), sent, is_for_deadline, cx) {
             return self.refused_by_nobody(n, flight, &by, sent, cx);
         }
-        self.requests[n].rounds.settle();
+        self.requests.change(n).rounds.settle();
         let remaining = by.remaining;
         let refused = self.last.refused(sent, cx.now, Arc::new(by));
         self.note_waited(n, cx);
         self.note_contended(cx.now);
-        self.requests[n].failures = 0;
-        self.requests[n].refusals += 1;
-        if self.requests[n].once {
+        let mut request = self.requests.change(n);
+        request.failures = 0;
+        request.refusals += 1;
+        let is_once = request.once;
+        drop(request);
+        if is_once {
             return self.refused_once(n, flight, refused, cx);
         }
         let used_up = self.count_refusal(self.requests[n].serves, sent, cx.now);
@@ -81,7 +84,7 @@ impl LockEntry {
     /// once that command is undone, or somebody's once its reply is read.
     fn refused_by_nobody(
         &mut self,
-        n: usize,
+        n: RequestNo,
         flight: &Flight,
         by: &RefusedName,
         sent: Instant,
@@ -89,7 +92,7 @@ impl LockEntry {
     ) -> ForCaller {
         self.last.answered(sent, cx.now);
         self.note_other_call(by, sent, cx);
-        self.requests[n].failures = 0;
+        self.requests.change(n).failures = 0;
         if let Attempt::Enter(listens) = flight.attempt {
             self.queued(n, (&flight.id, listens), sent, by.remaining, cx);
             // A call whose last attempt this was needs another one.
@@ -97,9 +100,10 @@ impl LockEntry {
             return ForCaller::GoesOn;
         }
         cx.kernel.table.forget_id(&flight.id);
-        let request = &mut self.requests[n];
+        let mut request = self.requests.change(n);
         request.refusals += 1;
         let can_queue = request.lock.queue().is_some() && !request.once;
+        drop(request);
         let is_undone = cx.kernel.pending.lock().has_ended(&by.holder);
         let pause = match can_queue || is_undone {
             true => Duration::ZERO,
@@ -131,41 +135,36 @@ impl LockEntry {
         if is_on(Mutant::OwnIdRefuses) {
             return false;
         }
-        let is_abandoned = |request: &&Request| {
-            let is_unanswered = matches!(request.state, RequestState::Sent);
-            request.serves == Serves::Nobody || is_for_deadline && is_unanswered
-        };
         // The command of a call for a set, or for one of its names, is in another entry: it ends
         // soon, or its lease refuses this call. But a waiting set keeps its names for long.
         let is_own = by.holder.starts_with(cx.kernel.owner.as_bytes());
         let own = is_own.then(|| HolderId::parse(&by.holder)).flatten();
         let request = own.and_then(|id| cx.kernel.table.request_of(&id));
-        if request.is_some_and(|(name, _)| name != self.name)
-            && !cx.kernel.table.is_of_set(&by.holder, cx.now, cx.fx)
-        {
+        let is_another_s = request.as_ref().is_some_and(|(name, _)| *name != self.name);
+        if is_another_s && !cx.kernel.table.is_of_set(&by.holder, cx.now, cx.fx) {
             return true;
         }
-        let mut ids = self.requests.iter().filter(is_abandoned);
-        let pending = cx.kernel.pending.lock();
-        match by.names_holder() {
-            true => {
-                pending.had_since(0, &by.holder, sent)
-                    || ids.any(|it| {
-                        it.id()
-                            .is_some_and(|id| id.as_str().as_bytes() == by.holder)
-                    })
-            }
-            false => {
-                pending.has_unanswered(name)
-                    || ids.any(|it| it.serves == Serves::Nobody && it.flight.is_some())
-            }
+        if by.names_holder() {
+            let no = request.filter(|_| !is_another_s).map(|(_, no)| no);
+            let is_abandoned = |request: &Request| {
+                let is_unanswered = matches!(request.state, RequestState::Sent);
+                let id = request.id().map(|id| id.as_str().as_bytes());
+                id == Some(&by.holder)
+                    && (request.serves == Serves::Nobody || is_for_deadline && is_unanswered)
+            };
+            // The index has no ids of those that have won.
+            let mut ids = self.requests.won().into_iter().chain(no);
+            let had = (cx.kernel.pending.lock()).had_since(0, &by.holder, sent);
+            return had || ids.any(|no| self.requests.get(no).is_some_and(is_abandoned));
         }
+        cx.kernel.pending.lock().has_unanswered(name)
+            || !self.requests.serving(&[Serves::Nobody]).is_empty()
     }
 
     /// The refusal of a call that leaves at its first one, or of an attempt for a deadline.
     fn refused_once(
         &mut self,
-        n: usize,
+        n: RequestNo,
         flight: &Flight,
         by: Refused,
         cx: &mut Context<'_>,
@@ -177,9 +176,7 @@ impl LockEntry {
             return ForCaller::Refused(Some(outcome));
         }
         if let Serves::One(no) = request.serves
-            && self
-                .waiter(no)
-                .is_some_and(|waiter| waiter.wait == Wait::Once)
+            && (self.waiters.get(no)).is_some_and(|waiter| waiter.wait == Wait::Once)
         {
             self.end_waiter(no, outcome, cx);
         }
@@ -189,7 +186,7 @@ impl LockEntry {
     /// The next command after a refusal without a place.
     pub(super) fn due_after_refusal(
         &mut self,
-        n: usize,
+        n: RequestNo,
         remaining: Option<Duration>,
         cx: &mut Context<'_>,
     ) {
@@ -223,22 +220,25 @@ impl LockEntry {
         sent: Instant,
         now: Instant,
     ) -> Option<WaiterNo> {
-        let waiter = match serves {
-            Serves::Line => self.line.front_mut(),
-            Serves::One(no) => self.own.iter_mut().find(|waiter| waiter.no == no),
-            Serves::Nobody => None,
+        let no = match serves {
+            Serves::Line => self.waiters.front()?.no,
+            Serves::One(no) if self.waiters.is_in_line(no) => return None,
+            Serves::One(no) => no,
+            Serves::Nobody => return None,
         };
-        let waiter = waiter?;
-        let Wait::Queue(WaitPolicy::Backoff(backoff)) = &waiter.wait else {
-            return None;
-        };
-        // An earlier command was not its own attempt.
-        if sent < waiter.retry_at {
-            return None;
-        }
-        waiter.retry_at = now.after(backoff.pause(waiter.refusals));
-        waiter.refusals += 1;
-        let limit = backoff.limit()?;
-        (waiter.refusals >= limit).then_some(waiter.no)
+        let is_last = self.waiters.change(no, |waiter| {
+            let Wait::Queue(WaitPolicy::Backoff(backoff)) = &waiter.wait else {
+                return false;
+            };
+            // An earlier command was not its own attempt.
+            if sent < waiter.retry_at {
+                return false;
+            }
+            waiter.retry_at = now.after(backoff.pause(waiter.refusals));
+            waiter.refusals += 1;
+            let limit = backoff.limit();
+            limit.is_some_and(|limit| waiter.refusals >= limit)
+        });
+        is_last.filter(|is_last| *is_last).map(|_| no)
     }
 }

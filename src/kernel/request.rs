@@ -87,7 +87,7 @@ pub(crate) struct Rounds {
 }
 
 /// Whom a request asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Serves {
     /// The calls in the line, and the one whose thread has sent its command.
     Line,
@@ -145,6 +145,10 @@ pub(crate) struct Place {
     /// When the last command was sent whose reply said that the place waits: a grant is newer.
     pub(crate) seen: Instant,
     pub(crate) refresh_at: Instant,
+    /// When it is refreshed at the latest, unless a message comes.
+    pub(crate) regular: Instant,
+    /// A refresh at `regular` or later may be late by this much: no sleep is cut short for it.
+    pub(crate) slack: Duration,
     pub(crate) refreshing: bool,
     /// Whether it has an inbox, as of the last command.
     pub(crate) listens: Listens,
@@ -164,10 +168,21 @@ pub(crate) struct Confirming {
 
 /// The requests whose places one command refreshes: a line's place, or those of calls that have one
 /// each, with one admission.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct RefreshGroup {
     of_line: bool,
     admission: Admission,
+}
+
+impl Place {
+    /// Returns when the engine must be awake for the next refresh.
+    pub(super) fn awake_by(&self) -> Instant {
+        match self.refresh_at < self.regular {
+            // Nobody else learns that the lock has expired.
+            true => self.refresh_at,
+            false => self.refresh_at.after(self.slack),
+        }
+    }
 }
 
 impl Rounds {

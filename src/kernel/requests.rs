@@ -31,13 +31,9 @@ pub(super) enum Receiver {
 
 impl LockEntry {
     pub(super) fn line_request(&self) -> Option<&Request> {
-        self.requests.iter().find(|request| {
-            request.serves == Serves::Line && !matches!(request.state, RequestState::Won(_))
-        })
-    }
-
-    pub(super) fn index_of(&self, no: RequestNo) -> Option<usize> {
-        self.requests.iter().position(|request| request.no == no)
+        let of_line = self.requests.serving(&[Serves::Line]);
+        let mut of_line = of_line.into_iter().map(|no| &self.requests[no]);
+        of_line.find(|request| !matches!(request.state, RequestState::Won(_)))
     }
 
     pub(super) fn receiver(&self, request: &Request) -> Receiver {
@@ -46,11 +42,11 @@ impl LockEntry {
             _ if request.caller().is_some() => Receiver::Caller,
             Serves::Line => {
                 // A call that waits by `Backoff` sleeps: one that is woken goes first.
-                let mut woken = self.line.iter().filter(|waiter| waiter.wait.is_woken());
-                let first = woken.next().or_else(|| self.line.front());
+                let woken = self.waiters.first_woken();
+                let first = woken.or_else(|| self.waiters.front());
                 first.map_or(Receiver::Nobody, |waiter| Receiver::Waiter(waiter.no))
             }
-            Serves::One(no) => match self.waiter(no) {
+            Serves::One(no) => match self.waiters.get(no) {
                 Some(_) => Receiver::Waiter(no),
                 None => Receiver::Nobody,
             },
@@ -60,7 +56,10 @@ impl LockEntry {
     /// Returns the terms of the call that would get the lease of a request.
     pub(super) fn receiver_terms(&self, request: &Request) -> LeaseTerms {
         match self.receiver(request) {
-            Receiver::Waiter(no) => self.waiter(no).map_or(request.terms, |waiter| waiter.terms),
+            Receiver::Waiter(no) => {
+                let waiter = self.waiters.get(no);
+                waiter.map_or(request.terms, |waiter| waiter.terms)
+            }
             Receiver::Caller | Receiver::Nobody => request.terms,
         }
     }
@@ -73,20 +72,17 @@ impl LockEntry {
         lock: &Arc<dyn Primitive>,
         terms: LeaseTerms,
         cx: &Context<'_>,
-    ) -> usize {
+    ) -> RequestNo {
         let no = cx.kernel.next_serial();
-        // Most entries never have more than one.
-        self.requests.reserve_exact(1);
-        self.requests
-            .push(Request::new(no, serves, lock, terms, cx.now));
-        self.requests.len() - 1
+        let request = Request::new(no, serves, lock, terms, cx.now);
+        self.requests.push(request)
     }
 
     /// Begins the next acquiring command of a request, under a fresh id. `wait` is that of the
     /// call whose thread sends it.
     pub(super) fn send(
         &mut self,
-        n: usize,
+        n: RequestNo,
         sender: Sender,
         wait: Option<&Wait>,
         cx: &mut Context<'_>,
@@ -104,7 +100,7 @@ impl LockEntry {
         let command = Command::new(&request.lock, what).acknowledged_by(request.terms.replicas);
         cx.fx.attempts += 1;
         cx.kernel.table.note_id(&flight.id, &self.name, request.no);
-        let request = &mut self.requests[n];
+        let mut request = self.requests.change(n);
         let asked = Asked {
             lock: Arc::clone(&request.lock),
             no: request.no,
@@ -117,6 +113,7 @@ impl LockEntry {
         request.state = RequestState::Sent;
         request.again = Instant::NEVER;
         request.flight = Some(flight);
+        drop(request);
         self.touch_silence(cx);
         if let Sender::Caller(_) = sender {
             let at = caller_overdue_at(cx.now, cx);
@@ -128,7 +125,7 @@ impl LockEntry {
     /// Returns the id and the terms of a request's next command.
     fn next_flight(
         &mut self,
-        n: usize,
+        n: RequestNo,
         sender: Sender,
         wait: Option<&Wait>,
         cx: &mut Context<'_>,
@@ -136,11 +133,11 @@ impl LockEntry {
         let served_wake = wait.is_some_and(Wait::is_woken) || self.wakes(self.requests[n].serves);
         let is_contended = cx.now < self.contended_until() && served_wake;
         let others = match sender {
-            Sender::Caller(_) => !self.line.is_empty(),
-            Sender::Engine => self.line.len() > 1,
+            Sender::Caller(_) => self.waiters.in_line() > 0,
+            Sender::Engine => self.waiters.in_line() > 1,
         };
         let terms = self.receiver_terms(&self.requests[n]);
-        let request = &mut self.requests[n];
+        let mut request = self.requests.change(n);
         if sender == Sender::Engine {
             request.terms = terms;
         }
@@ -172,11 +169,10 @@ impl LockEntry {
     }
 
     /// Calls give up if the command that is sent now gets no reply for too long.
-    fn touch_silence(&mut self, cx: &Context<'_>) {
-        let limit = cx.kernel.limits.unreachable_for;
-        let waiters = self.line.iter().chain(&self.own);
-        let at = waiters.map(|waiter| self.gives_up_at(waiter.start, limit));
-        if let Some(at) = at.min() {
+    pub(super) fn touch_silence(&mut self, cx: &Context<'_>) {
+        // Those that began first give up first.
+        if let Some(start) = self.waiters.first_start() {
+            let at = self.gives_up_at(start, cx.kernel.limits.unreachable_for);
             self.touch(at, at);
         }
     }
@@ -186,7 +182,7 @@ impl LockEntry {
         if self.holds_alone() || self.line_request().is_some() {
             return;
         }
-        let Some(front) = self.line.front() else {
+        let Some(front) = self.waiters.front() else {
             return;
         };
         let (lock, terms) = (Arc::clone(&front.lock), front.terms);
@@ -205,41 +201,41 @@ impl LockEntry {
         let (no, lock, terms) = (waiter.no, Arc::clone(&waiter.lock), waiter.terms);
         if waiter.wait != Wait::Once && lock.has_local_queue() {
             match at_front {
-                true => self.line.push_front(waiter),
+                true => self.waiters.push_front(waiter),
                 false => {
                     if self.line_is_busy() {
                         waiter.note_waited();
                     }
-                    self.line.push_back(waiter);
+                    self.waiters.push_back(waiter);
                 }
             }
             self.serve(cx.now, cx);
             return;
         }
         let is_once = waiter.wait == Wait::Once;
-        self.own.push(waiter);
+        self.waiters.push_own(waiter);
         let serves = Serves::One(no);
-        if !self.requests.iter().any(|request| request.serves == serves) {
+        if self.requests.serving(&[serves]).is_empty() {
             let n = self.request(serves, &lock, terms, cx);
-            self.requests[n].once = is_once;
+            self.requests.change(n).once = is_once;
             self.set_due(n, cx.now);
         }
     }
 
     /// A reply has refused the lock to the calls that a request serves.
-    pub(super) fn note_waited(&mut self, n: usize, cx: &mut Context<'_>) {
-        if std::mem::take(&mut self.requests[n].woken) {
+    pub(super) fn note_waited(&mut self, n: RequestNo, cx: &mut Context<'_>) {
+        if std::mem::take(&mut self.requests.change(n).woken) {
             cx.fx.wakes += 1;
             cx.fx.spurious_wakes += 1;
         }
-        match self.requests[n].serves {
-            Serves::Line => self.line.iter().for_each(Waiter::note_waited),
-            Serves::One(no) => {
-                if let Some(waiter) = self.waiter(no) {
-                    waiter.note_waited();
-                }
-            }
-            Serves::Nobody => {}
+        let waiter = match self.requests[n].serves {
+            // The others have waited behind that one from their beginning.
+            Serves::Line => self.waiters.front().map(|front| front.no),
+            Serves::One(no) => Some(no),
+            Serves::Nobody => None,
+        };
+        if let Some(no) = waiter {
+            self.waiters.change(no, |waiter| waiter.note_waited());
         }
     }
 
@@ -262,19 +258,17 @@ impl LockEntry {
     }
 
     fn retire_each(&mut self, of: &[Serves], cx: &mut Context<'_>) {
-        for n in (0..self.requests.len()).rev() {
-            if of.contains(&self.requests[n].serves) {
-                self.retire(n, cx);
-            }
+        for n in self.requests.serving(of).into_iter().rev() {
+            self.retire(n, cx);
         }
     }
 
     /// Ends a request if it serves nobody: at once, unless its command is under way.
-    pub(super) fn retire(&mut self, n: usize, cx: &mut Context<'_>) {
+    pub(super) fn retire(&mut self, n: RequestNo, cx: &mut Context<'_>) {
         let request = &self.requests[n];
         let has_caller = request.caller().is_some();
-        if is_on(Mutant::CallerIsNotServed) && has_caller && self.line.is_empty() {
-            self.requests[n].serves = Serves::Nobody;
+        if is_on(Mutant::CallerIsNotServed) && has_caller && self.waiters.in_line() == 0 {
+            self.requests.change(n).serves = Serves::Nobody;
             return;
         }
         if has_caller || self.receiver(request) != Receiver::Nobody {
@@ -290,7 +284,7 @@ impl LockEntry {
                 if let Some(id) = request.id() {
                     cx.kernel.table.abandon_id(id);
                 }
-                self.requests[n].serves = Serves::Nobody;
+                self.requests.change(n).serves = Serves::Nobody;
             }
             RequestState::Due(_) => {
                 self.requests.remove(n);
@@ -308,7 +302,7 @@ impl LockEntry {
     // ------------------------------------------------------------------ the requests of a set
 
     /// A request of a set would have to send its id again: the set begins again.
-    pub(super) fn end_of_set(&mut self, n: usize, cx: &mut Context<'_>) {
+    pub(super) fn end_of_set(&mut self, n: RequestNo, cx: &mut Context<'_>) {
         let request = self.requests.remove(n);
         if let Serves::One(no) = request.serves {
             self.end_waiter(no, Outcome::Failed(Failure::Restart), cx);
@@ -316,8 +310,8 @@ impl LockEntry {
     }
 
     /// A message may concern a request of a set.
-    pub(super) fn look_at(&mut self, n: usize, at: Instant) {
-        let request = &mut self.requests[n];
+    pub(super) fn look_at(&mut self, n: RequestNo, at: Instant) {
+        let mut request = self.requests.change(n);
         match &mut request.state {
             RequestState::Queued(place) if !place.refreshing => {
                 place.refresh_at = place.refresh_at.min(at);
@@ -325,6 +319,7 @@ impl LockEntry {
             RequestState::Queued(_) | RequestState::Sent => request.again = request.again.min(at),
             RequestState::Due(_) | RequestState::Won(_) | RequestState::Confirming(_) => return,
         }
+        drop(request);
         self.touch(at, at);
     }
 
@@ -337,16 +332,15 @@ impl LockEntry {
         cx: &mut Context<'_>,
     ) {
         let serves = Serves::One(no);
-        let Some(n) = self.requests.iter().position(|it| it.serves == serves) else {
+        let Some(&n) = self.requests.serving(&[serves]).first() else {
             return;
         };
-        let of_request: RequestNo = self.requests[n].no;
-        cx.kernel.table.note_id(&id, &self.name, of_request);
+        cx.kernel.table.note_id(&id, &self.name, n);
         let first = *tokens
             .first()
             .expect("a set has a token for each of its names");
         let block = TokenBlock::one(first);
-        self.requests[n].of_set = Some(IdOfSet {
+        self.requests.change(n).of_set = Some(IdOfSet {
             id: id.clone(),
             is_used: true,
             tokens,
@@ -364,13 +358,13 @@ impl LockEntry {
     /// A mistake, for the simulation: the names may have been lost.
     fn win_unconfirmed(
         &mut self,
-        n: usize,
+        n: RequestNo,
         id: &HolderId,
         tokens: TokenBlock,
         cx: &mut Context<'_>,
     ) {
         let terms = self.requests[n].terms;
-        self.requests[n].state = RequestState::Sent;
+        self.requests.change(n).state = RequestState::Sent;
         let Some(lease) = LeaseState::acquired(cx.now, cx.now, &untaken(&terms)) else {
             return;
         };

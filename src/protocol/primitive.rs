@@ -182,7 +182,7 @@ pub(crate) enum Reached {
 ///
 /// Kinds of lock can share a queue in Redis and its scripts. But a reply that grants several places
 /// at once is valid only for readers and writers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Admission {
     /// One holder at a time.
     Exclusive,

@@ -72,7 +72,7 @@ pub(super) fn has_owner<'a>(
     let mut found = kernel.is_closed() && kernel.schedule.lock().has_lease(id);
     each_entry(kernel, names, |entry| {
         found |= entry.held.iter().any(|held| held.lease.id.as_str() == id);
-        found |= entry.requests.iter().any(|request| {
+        found |= entry.requests.walk().any(|request| {
             request.id().is_some_and(|it| it.as_str() == id)
                 || matches!(&request.state, RequestState::Won(Some(it)) if it.id.as_str() == id)
         });

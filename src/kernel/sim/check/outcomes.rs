@@ -96,7 +96,7 @@ impl World {
         let kernel = &self.clients[client].kernel;
         let mut found = kernel.pending.lock().has(id.as_bytes());
         each_entry(kernel, &self.names, |entry| {
-            found |= entry.requests.iter().any(|request| {
+            found |= entry.requests.walk().any(|request| {
                 request.serves == Serves::Nobody
                     && !matches!(request.state, RequestState::Won(_))
                     && request.id().is_some_and(|it| it.as_str() == id)

@@ -22,7 +22,7 @@ fn check_entry(entry: &LockEntry, kernel: &Kernel, problems: &mut Vec<String>) {
             ));
         }
     }
-    for request in &entry.requests {
+    for request in entry.requests.walk() {
         let id = request.id();
         let is_won = matches!(request.state, RequestState::Won(_));
         if !is_won && id.is_some_and(|id| pending.has_for(&request.lock, id)) {
@@ -37,8 +37,8 @@ fn check_entry(entry: &LockEntry, kernel: &Kernel, problems: &mut Vec<String>) {
             RequestState::Queued(_) | RequestState::Confirming(_)
         );
         let serves = match request.serves {
-            Serves::Line => !entry.line.is_empty(),
-            Serves::One(no) => entry.waiter(no).is_some(),
+            Serves::Line => entry.waiters.in_line() > 0,
+            Serves::One(no) => entry.waiters.get(no).is_some(),
             Serves::Nobody => false,
         };
         if is_placed && !serves && request.caller().is_none() {
@@ -49,7 +49,7 @@ fn check_entry(entry: &LockEntry, kernel: &Kernel, problems: &mut Vec<String>) {
         problems.push("a lease lingers although somebody asks".into());
     }
     let asks = entry.line_is_busy_without_line();
-    if !entry.line.is_empty() && !asks {
+    if entry.waiters.in_line() > 0 && !asks {
         problems.push("calls are in the line, and nobody asks".into());
     }
 }
@@ -62,14 +62,13 @@ impl World {
             let names = self.names.clone();
             let mut entries = Vec::new();
             each_entry(&kernel, &names, |entry| {
-                let waiters = entry.line.iter().map(|it| it.no).collect::<Vec<_>>();
-                let own = entry.own.iter().map(|it| it.no).collect::<Vec<_>>();
-                let requests = entry.requests.iter();
+                let waiters = entry.waiters.numbers();
+                let requests = entry.requests.walk();
                 let requests = requests
                     .map(|it| format!("{} {:?} {:?} {:?}", it.no, it.serves, it.state, it.flight));
                 let requests = requests.collect::<Vec<_>>();
                 entries.push(format!(
-                    "{} held {:?} line {waiters:?} own {own:?} {requests:?} next {:?}",
+                    "{} held {:?} waiting {waiters:?} {requests:?} next {:?}",
                     entry.name, entry.held, entry.next
                 ));
             });
@@ -111,14 +110,14 @@ pub(in crate::kernel::sim) fn table_problems<'a>(
     let mut listed = BTreeSet::new();
     each_entry(kernel, names, |entry| {
         check_entry(entry, kernel, &mut problems);
-        for request in &entry.requests {
+        for request in entry.requests.walk() {
             if !matches!(request.state, RequestState::Won(_))
                 && let Some(id) = request.id()
             {
                 ids.insert(id.as_str().to_owned());
             }
         }
-        for waiter in entry.line.iter().chain(&entry.own) {
+        for waiter in entry.waiters.walk() {
             listed.insert(waiter.no);
             if waiter.cell.outcome.lock().is_some() {
                 problems.push(format!("{} is in a list and has an outcome", waiter.no));
