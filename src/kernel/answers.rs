@@ -15,7 +15,7 @@ use crate::kernel::holdings::Grant;
 use crate::kernel::lease::{GRACE, LeaseState};
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::request::{Asked, Flight, Request, RequestNo, RequestState, Sender, Serves};
-use crate::kernel::requests::{Receiver, caller_overdue_at};
+use crate::kernel::requests::Receiver;
 use crate::kernel::round::AtServers;
 use crate::kernel::undo::Proof;
 use crate::kernel::waiter::{Failure, Outcome, Wait};
@@ -26,6 +26,11 @@ use crate::token::FencingToken;
 
 /// The longest pause while a breaker is open: the answer to another command closes it.
 const OPEN_PAUSE: Duration = Duration::from_millis(250);
+
+/// After how many command timeouts the engine ends the command of a thread that stands still: while
+/// nobody is answered, and while others are.
+const READS_WITHIN: u32 = 1;
+const READS_LATE_WITHIN: u32 = 3;
 
 /// What an answer means for the call whose thread sent the command.
 #[derive(Debug)]
@@ -370,20 +375,56 @@ impl LockEntry {
         None
     }
 
+    /// Returns the requests whose callers stand still. Those for the line keep others waiting; one
+    /// that asks for itself may only be late to read its reply, if others are answered.
+    fn overdue(&self, cx: &Context<'_>) -> Vec<RequestNo> {
+        let [soon, late] = [READS_WITHIN, READS_LATE_WITHIN].map(|times| {
+            let timeout = cx.kernel.limits.command_timeout.saturating_mul(times);
+            (cx.now >= Instant::START.after(timeout).after(GRACE))
+                .then(|| cx.now.before(timeout).before(GRACE))
+        });
+        let mut overdue = Vec::new();
+        if let Some(soon) = soon {
+            overdue.extend(self.requests.of_callers(true, [Instant::START, soon]));
+            let from = match is_on(Mutant::LateReaderIsOverdue) {
+                true => Instant::START,
+                false => self.last.heard(),
+            };
+            overdue.extend(self.requests.of_callers(false, [from, soon]));
+        }
+        if let Some(late) = late {
+            overdue.extend(self.requests.of_callers(false, [Instant::START, late]));
+        }
+        overdue.sort_unstable();
+        overdue.dedup();
+        overdue
+    }
+
+    /// Returns when the first of them is overdue, as far as is known.
+    pub(super) fn first_overdue_at(&self, cx: &Context<'_>) -> Instant {
+        let timeout = cx.kernel.limits.command_timeout;
+        let at = |sent: Option<Instant>, times| {
+            let after = timeout.saturating_mul(times);
+            sent.map_or(Instant::NEVER, |sent| sent.after(after).after(GRACE))
+        };
+        let requests = &self.requests;
+        let of_line = requests.first_of_callers(true, Instant::START);
+        let own = requests.first_of_callers(false, Instant::START);
+        let unheard = requests.first_of_callers(false, self.last.heard());
+        let of_all = [
+            at(of_line, READS_WITHIN),
+            at(unheard, READS_WITHIN),
+            at(own, READS_LATE_WITHIN),
+        ];
+        of_all.into_iter().fold(Instant::NEVER, Instant::min)
+    }
+
     /// The engine ends the commands of callers whose threads stand still.
     pub(super) fn end_overdue(&mut self, cx: &mut Context<'_>) {
         if is_on(Mutant::StoppedCallerBlocks) {
             return;
         }
-        let first = self.requests.first_of_callers();
-        if first.is_none_or(|sent| caller_overdue_at(sent, cx) > cx.now) {
-            return;
-        }
-        let by = cx
-            .now
-            .before(GRACE)
-            .before(cx.kernel.limits.command_timeout);
-        for n in self.requests.of_callers(by).into_iter().rev() {
+        for n in self.overdue(cx).into_iter().rev() {
             let Some(flight) = self.requests.change(n).flight.take() else {
                 continue;
             };

@@ -9,7 +9,8 @@ use crate::kernel::engine::Purpose;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::request::{RequestNo, RequestState, Sender, Serves};
-use crate::kernel::requests::{Receiver, caller_overdue_at};
+use crate::kernel::requests::Receiver;
+use crate::kernel::steps::decided;
 use crate::kernel::waiter::{Outcome, Wait, WaiterNo};
 use crate::wait_policy::WaitPolicy;
 
@@ -25,6 +26,7 @@ impl LockEntry {
         self.refuse_ourselves(cx);
         self.end_overdue(cx);
         self.ask_for_deadlines(cx);
+        self.look_after_plain(cx);
         self.ask(&mut out, cx);
         self.refresh(&mut out, cx);
         self.confirm(&mut out, cx);
@@ -72,6 +74,7 @@ impl LockEntry {
     fn ask_for_deadlines(&mut self, cx: &mut Context<'_>) {
         let holds = self.holds_alone();
         for no in self.waiters.asks_by(cx.now) {
+            decided(1);
             let span = self.waiters.change(no, |waiter| {
                 waiter.ask_at = Instant::NEVER;
                 (waiter.start, waiter.deadline)
@@ -129,13 +132,10 @@ impl LockEntry {
 
     /// Sends the acquiring commands that are due.
     fn ask(&mut self, out: &mut Vec<(Command, Purpose)>, cx: &mut Context<'_>) {
-        for n in self.requests.to_act(cx.now).into_iter().rev() {
+        for n in self.requests.to_ask(cx.now).into_iter().rev() {
             let Some(request) = self.requests.get(n) else {
                 continue;
             };
-            if !matches!(request.state, RequestState::Due(_)) {
-                continue;
-            }
             // The end of the lease makes somebody ask again.
             let waits_for_end = request.serves == Serves::Line && self.holds_alone();
             if waits_for_end || self.receiver(request) == Receiver::Nobody {
@@ -146,6 +146,7 @@ impl LockEntry {
                 self.end_of_set(n, cx);
                 continue;
             }
+            decided(1);
             let (command, asked) = self.send(n, Sender::Engine, None, cx);
             out.push((command, Purpose::Ask(asked)));
         }
@@ -180,6 +181,7 @@ impl LockEntry {
                     of.push((no, place.id.clone()));
                 }
             }
+            decided(of.len());
             let ids = of.iter().map(|(_, id)| id.clone()).collect();
             let tokens = self.requests[first]
                 .terms
@@ -204,6 +206,7 @@ impl LockEntry {
             let RequestState::Confirming(grant) = &mut request.state else {
                 continue;
             };
+            decided(1);
             grant.renewing = true;
             grant.longest = grant.longest.max(terms.ttl);
             let what = What::Renew {
@@ -223,10 +226,11 @@ impl LockEntry {
         if let Some(at) = self.linger_ends() {
             self.touch(at, at);
         }
-        let sent = self.requests.first_of_callers();
-        if let Some(sent) = sent.filter(|_| !is_on(Mutant::StoppedCallerBlocks)) {
-            self.touch(caller_overdue_at(sent, cx), Instant::NEVER);
+        if !is_on(Mutant::StoppedCallerBlocks) {
+            self.touch(self.first_overdue_at(cx), Instant::NEVER);
         }
+        let after_plain = self.after_plain;
+        self.touch(after_plain, after_plain);
         let [at, latest] = self.requests.next();
         self.touch(at, latest);
         if let Some(at) = self.waiters.first_ask() {

@@ -29,6 +29,7 @@ use crate::kernel::renewals::Renewals;
 use crate::kernel::request::{Asked, RequestNo, Serves};
 use crate::kernel::round::{Round, RoundKind, RoundNo, Undecided};
 use crate::kernel::schedule::Item;
+use crate::kernel::steps::decided;
 use crate::kernel::table::entry_name;
 use crate::kernel::unlock::release_command;
 use crate::name::Name;
@@ -308,6 +309,7 @@ impl Engine {
             out: Vec::new(),
         };
         let cx = &mut turn.cx;
+        decided(1);
         match self.in_flight.remove(&ticket) {
             None => {}
             Some(Purpose::Vote { round, server }) => self.voted(round, server, end, &mut turn),

@@ -25,6 +25,7 @@ use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::request::Serves;
 use crate::kernel::request_index::Requests;
 use crate::kernel::schedule::Item;
+use crate::kernel::steps::decided;
 use crate::kernel::waiter::{Failure, Outcome, Refused, Waiter, WaiterNo};
 use crate::kernel::waiters::Waiters;
 use crate::kernel::watch::Watch;
@@ -53,6 +54,8 @@ pub(crate) struct LockEntry {
     /// When others were last known to want the name; after a plain release, until when no call of
     /// the line asks.
     contended: Instant,
+    /// When the calls look that a plain release did not name; `NEVER` if none was announced.
+    pub(super) after_plain: Instant,
     /// The last lease that ended here by a confirmed release: its message wakes no line.
     pub(super) released: Option<HolderId>,
     /// The subscriber was told to listen to the messages of this name.
@@ -99,6 +102,7 @@ impl LockEntry {
             requests: Requests::default(),
             last: LastReply::default(),
             contended: Instant::START,
+            after_plain: Instant::NEVER,
             released: None,
             listens: false,
             is_listening: false,
@@ -315,6 +319,7 @@ impl LockEntry {
     /// Ends a parked call: its outcome is stored, and its thread is woken.
     pub(super) fn end_waiter(&mut self, no: WaiterNo, outcome: Outcome, cx: &mut Context<'_>) {
         if let Some(waiter) = self.remove_waiter(no, cx) {
+            decided(1);
             *waiter.cell.outcome.lock() = Some(outcome);
             cx.fx.wake.push(waiter.cell);
         }

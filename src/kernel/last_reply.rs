@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::error::{Cause, Error};
 use crate::kernel::fault::{Fault, OpenCircuit};
+use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::waiter::{Failure, Refused};
 use crate::protocol::refusal::RefusedName;
 
@@ -85,7 +86,7 @@ impl LastReply {
 
     /// Records why the command sent at `sent` has no outcome.
     pub(crate) fn failed(&mut self, sent: Instant, now: Instant, fault: Fault) {
-        self.silent_since.get_or_insert(sent);
+        self.note_silence(sent);
         let cause = match fault {
             Fault::NotReplicated(_) | Fault::Rejected(_) => return,
             Fault::Open(open) => {
@@ -115,8 +116,23 @@ impl LastReply {
 
     /// The engine has ended the command of a thread that stands still.
     pub(crate) fn overdue(&mut self, sent: Instant) {
-        self.silent_since.get_or_insert(sent);
+        self.note_silence(sent);
         self.ran = self.ran.max(sent);
+    }
+
+    /// A command that was sent at `sent` has no reply. If others were answered since, that is not
+    /// because Redis is silent: its thread has not read the reply.
+    fn note_silence(&mut self, sent: Instant) {
+        let since = match is_on(Mutant::LateReaderIsSilence) {
+            true => sent,
+            false => sent.max(self.heard),
+        };
+        self.silent_since.get_or_insert(since);
+    }
+
+    /// Returns when the last reply arrived.
+    pub(crate) fn heard(&self) -> Instant {
+        self.heard
     }
 
     /// Returns since when Redis has been silent to a call that began at `start`, if it is. A

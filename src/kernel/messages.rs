@@ -10,7 +10,8 @@ use crate::kernel::context::Context;
 use crate::kernel::effects::Effects;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::mutant::{Mutant, is_on};
-use crate::kernel::request::{Request, RequestState, Serves};
+use crate::kernel::request::{Request, RequestNo, RequestState, Serves};
+use crate::kernel::steps::decided;
 use crate::kernel::waiter::Failure;
 use crate::name::Name;
 use crate::protocol::place::{Next, TokenBlock, read_grant, read_next, read_refresh};
@@ -29,6 +30,7 @@ const FOR_EACH: Duration = Duration::from_millis(4);
 impl Kernel {
     /// A message in the client's inbox.
     pub(crate) fn inbox(&self, payload: &[u8], now: Instant, fx: &mut Effects) {
+        decided(1);
         if let Some((id, tokens)) = read_grant(payload) {
             self.granted(&id, tokens, now, fx);
         } else if let Some(id) = read_refresh(payload)
@@ -60,6 +62,7 @@ impl Kernel {
 
     /// A message on the release channel of a name.
     pub(crate) fn announced(&self, name: &Name, payload: &[u8], now: Instant, fx: &mut Effects) {
+        decided(1);
         self.at(now, fx)
             .with_existing(name, |entry, cx| entry.announced(payload, cx));
     }
@@ -74,12 +77,8 @@ impl Kernel {
     ) {
         self.at(now, fx).with_existing(name, |entry, cx| {
             entry.is_listening = true;
-            let has_missed = |request: &Request| match (&request.state, &request.flight) {
-                (RequestState::Queued(place), _) => place.seen <= since,
-                (_, Some(flight)) => flight.sent <= since,
-                _ => true,
-            };
-            if entry.requests.walk().any(has_missed) && !is_on(Mutant::ListeningRefreshesNothing) {
+            let has_missed = entry.requests.has_missed(since);
+            if has_missed && !is_on(Mutant::ListeningRefreshesNothing) {
                 entry.look(cx.now, cx);
             }
             // A call for a set may have begun to watch before messages came.
@@ -232,12 +231,18 @@ impl LockEntry {
         if self.last.cut(cx.now) {
             self.plan_last_attempts();
         }
-        self.wake(cx, |_, serves| {
-            (!is_own || serves != Serves::Line).then_some(Duration::ZERO)
-        });
+        if !is_own {
+            return self.look(cx.now, cx);
+        }
+        for n in self.requests.later_than(cx.now) {
+            if self.requests[n].serves != Serves::Line {
+                self.wake(n, cx.now, cx);
+            }
+        }
     }
 
-    /// The lock was left free for a moment, and one place must ask for it before the others.
+    /// The lock was left free for a moment, and one place must ask for it before the others. Those
+    /// are postponed if they had still to ask after the last such message: the lock was held since.
     fn announced_plain(&mut self, next: &Next, cx: &mut Context<'_>) {
         if self.last.cut(cx.now) {
             self.plan_last_attempts();
@@ -245,54 +250,72 @@ impl LockEntry {
         self.note_contended(cx.now.after(FREE_FOR));
         let within = OTHERS_WITHIN.max(FOR_EACH * next.waiting);
         let others = OTHERS_AFTER + within.mul_f64(random::chance());
-        self.wake(cx, |id, _| {
-            let is_next =
-                id.is_some() && id == next.first.as_ref() && !is_on(Mutant::NamedPlaceAsksLater);
-            Some(if is_next { FREE_FOR } else { others })
-        });
-    }
-
-    /// The lock may be free, or a message may have been missed: every request looks at `at`.
-    pub(super) fn look(&mut self, at: Instant, cx: &mut Context<'_>) {
-        let pause = cx.now.until(at);
-        self.wake(cx, |_, _| Some(pause));
-    }
-
-    /// Makes the requests look after the pause that `pause` returns for them.
-    fn wake(
-        &mut self,
-        cx: &mut Context<'_>,
-        pause: impl Fn(Option<&HolderId>, Serves) -> Option<Duration>,
-    ) {
-        if pause(None, Serves::Line).is_some() && !is_on(Mutant::WatchesAreNotEnded) {
+        let first = next.first.as_ref();
+        let first = first.filter(|_| !is_on(Mutant::NamedPlaceAsksLater));
+        let first = first.and_then(|id| cx.kernel.table.request_of(id));
+        let first = first.map(|(_, no)| no);
+        if let Some(n) = first.and_then(|no| self.requests.existing(no)) {
+            self.wake(n, cx.now.after(FREE_FOR), cx);
+        }
+        let at = cx.now.after(others);
+        self.after_plain = match is_on(Mutant::PlainReleasesAddUp) {
+            true => self.after_plain.min(at),
+            false => at,
+        };
+        self.touch(self.after_plain, self.after_plain);
+        if !is_on(Mutant::WatchesAreNotEnded) {
             self.end_watches(&Failure::Restart, cx);
         }
-        for n in self.requests.numbers() {
-            let serves = self.requests[n].serves;
-            let has_caller = self.requests[n].caller().is_some();
-            if !has_caller && !self.wakes(serves) {
-                continue;
-            }
-            let mut request = self.requests.change(n);
-            let Some(pause) = pause(request.id(), serves) else {
-                continue;
-            };
-            // A split vote makes it pause.
-            let pauses_until = request.rounds.pauses_until.unwrap_or(cx.now);
-            let at = cx.now.after(pause).max(pauses_until);
-            match &mut request.state {
-                RequestState::Due(due) => *due = (*due).min(at),
-                RequestState::Queued(place) if place.refreshing => {
-                    request.again = request.again.min(at);
-                }
-                RequestState::Queued(place) => place.refresh_at = place.refresh_at.min(at),
-                // It takes effect when the command ends.
-                RequestState::Sent => request.again = request.again.min(at),
-                RequestState::Won(_) | RequestState::Confirming(_) => continue,
-            }
-            request.woken = true;
-            drop(request);
-            self.touch(at, at);
+    }
+
+    /// The client that the last plain release has named may have died: the others ask.
+    pub(super) fn look_after_plain(&mut self, cx: &mut Context<'_>) {
+        if self.after_plain > cx.now {
+            return;
         }
+        self.after_plain = Instant::NEVER;
+        let mut others = self.requests.unplaced_later_than(cx.now);
+        // A refresh includes all places of its group.
+        others.extend(self.requests.first_places());
+        for n in others {
+            self.wake(n, cx.now, cx);
+        }
+    }
+
+    /// The lock may be free, or a message may have been missed: every request looks at `at`, and
+    /// so do the calls for sets.
+    pub(super) fn look(&mut self, at: Instant, cx: &mut Context<'_>) {
+        if !is_on(Mutant::WatchesAreNotEnded) {
+            self.end_watches(&Failure::Restart, cx);
+        }
+        for n in self.requests.later_than(at) {
+            self.wake(n, at, cx);
+        }
+    }
+
+    /// Makes a request look at `at`, if messages wake its call.
+    fn wake(&mut self, n: RequestNo, at: Instant, cx: &Context<'_>) {
+        let has_caller = self.requests[n].caller().is_some();
+        if !has_caller && !self.wakes(self.requests[n].serves) {
+            return;
+        }
+        let mut request = self.requests.change(n);
+        // A split vote makes it pause.
+        let pauses_until = request.rounds.pauses_until.unwrap_or(cx.now);
+        let at = at.max(pauses_until);
+        match &mut request.state {
+            RequestState::Due(due) => *due = (*due).min(at),
+            RequestState::Queued(place) if place.refreshing => {
+                request.again = request.again.min(at);
+            }
+            RequestState::Queued(place) => place.refresh_at = place.refresh_at.min(at),
+            // It takes effect when the command ends.
+            RequestState::Sent => request.again = request.again.min(at),
+            RequestState::Won(_) | RequestState::Confirming(_) => return,
+        }
+        request.woken = true;
+        drop(request);
+        decided(1);
+        self.touch(at, at);
     }
 }

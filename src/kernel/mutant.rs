@@ -49,6 +49,14 @@ mistakes! {
         OwnIdRefusesPlaces,
         /// The command of a caller that stands still never ends.
         StoppedCallerBlocks,
+        /// A reply that its thread reads late is a silence of Redis, although others are answered.
+        LateReaderIsSilence,
+        /// Its command ends as overdue, although others are answered.
+        LateReaderIsOverdue,
+        /// When a command is sent, each waiting call is asked when it gives up.
+        EachCallIsAsked,
+        /// A plain release postpones nothing.
+        PlainReleasesAddUp,
         /// The release of a caller that stands still never ends.
         StoppedReleaseBlocks,
         /// A lease that had expired before its reply arrived is not released.

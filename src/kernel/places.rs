@@ -17,6 +17,7 @@ use crate::kernel::lease::LeaseState;
 use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::request::{Confirming, Place, RequestNo, RequestState, Serves};
 use crate::kernel::requests::Receiver;
+use crate::kernel::steps::decided;
 use crate::kernel::undo::Proof;
 use crate::kernel::waiter::{Failure, Outcome, Refused, Wait, WaiterNo};
 use crate::protocol::answer::{Answer, KeyState};
@@ -270,6 +271,7 @@ impl LockEntry {
         sent: Instant,
         cx: &mut Context<'_>,
     ) {
+        decided(of.len());
         let (found, by) = match end {
             Ok(Answer::Places(found, by)) if found.len() == of.len() => (found, by),
             end => {

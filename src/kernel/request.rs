@@ -174,6 +174,14 @@ pub(crate) struct RefreshGroup {
     admission: Admission,
 }
 
+impl RefreshGroup {
+    /// The first in the order.
+    pub(super) const FIRST: Self = Self {
+        of_line: false,
+        admission: Admission::Exclusive,
+    };
+}
+
 impl Place {
     /// Returns when the engine must be awake for the next refresh.
     pub(super) fn awake_by(&self) -> Instant {

@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::{Deref, DerefMut, Index, RangeInclusive};
+use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::kernel::request::{RefreshGroup, Request, RequestNo, RequestState, Sender, Serves};
@@ -19,14 +20,20 @@ pub(super) struct Requests {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Key {
     Serves(Serves),
-    /// When the engine has something to do for it.
+    /// When its next command is due.
+    Due(Instant),
+    /// When the engine has something to do for its place or its grant.
     Act(Instant),
     /// When the engine must be awake for that.
     Latest(Instant),
+    /// When it looks again after the command that is under way.
+    Again(Instant),
     /// When its command was sent, which has no reply yet.
     Sent(Instant),
-    /// When the thread of a call has sent its command.
-    OfCaller(Instant),
+    /// When the last command was sent from which something is known; `START` if there is none.
+    Known(Instant),
+    /// When the thread of a call has sent its command: for the line, or for itself.
+    OfCaller(bool, Instant),
     /// It has a place, which is being refreshed or not.
     Queued,
     /// It has a place that the next refresh of its group includes.
@@ -44,16 +51,17 @@ pub(super) struct Change<'a> {
     before: Keys,
 }
 
-type Keys = [Option<Key>; 7];
+type Keys = [Option<Key>; 9];
 
 fn keys(request: &Request) -> Keys {
-    let mut keys = [const { None }; 7];
+    let mut keys = [const { None }; 9];
     keys[0] = Some(Key::Serves(request.serves));
     let (act, latest) = match &request.state {
         RequestState::Due(at) => {
             let is_sooner = request.once || request.lock.queue().is_none();
             keys[1] = is_sooner.then_some(Key::Retry);
-            (*at, *at)
+            keys[2] = Some(Key::Due(*at));
+            (Instant::NEVER, *at)
         }
         RequestState::Queued(place) => {
             keys[1] = Some(Key::Queued);
@@ -72,11 +80,23 @@ fn keys(request: &Request) -> Keys {
     keys[3] = (act < Instant::NEVER).then_some(Key::Act(act));
     keys[4] = (latest < Instant::NEVER).then_some(Key::Latest(latest));
     let is_won = matches!(request.state, RequestState::Won(_));
+    let is_under_way = match &request.state {
+        RequestState::Queued(place) => place.refreshing,
+        RequestState::Sent => true,
+        RequestState::Due(_) | RequestState::Won(_) | RequestState::Confirming(_) => false,
+    };
+    keys[7] = is_under_way.then_some(Key::Again(request.again));
+    keys[8] = Some(Key::Known(match (&request.state, &request.flight) {
+        (RequestState::Queued(place), _) => place.seen,
+        (_, Some(flight)) => flight.sent,
+        _ => Instant::START,
+    }));
     if let Some(flight) = &request.flight {
         let is_sent = matches!(request.state, RequestState::Sent);
         keys[5] = is_sent.then_some(Key::Sent(flight.sent));
         let is_caller_s = matches!(flight.sender, Sender::Caller(_)) && !is_won;
-        keys[6] = is_caller_s.then_some(Key::OfCaller(flight.sent));
+        let is_of_line = request.serves == Serves::Line;
+        keys[6] = is_caller_s.then_some(Key::OfCaller(is_of_line, flight.sent));
     }
     if is_won && request.serves == Serves::Nobody {
         keys[1] = Some(Key::Won);
@@ -177,6 +197,10 @@ impl Requests {
 
     /// Returns when the engine must look at a request, and by when it must be awake for that.
     pub(super) fn next(&self) -> [Instant; 2] {
+        let due = match self.first(Key::Due(Instant::START)..=Key::Due(Instant::NEVER)) {
+            Some(Key::Due(at)) => at,
+            _ => Instant::NEVER,
+        };
         let act = match self.first(Key::Act(Instant::START)..=Key::Act(Instant::NEVER)) {
             Some(Key::Act(at)) => at,
             _ => Instant::NEVER,
@@ -185,15 +209,47 @@ impl Requests {
             Some(Key::Latest(at)) => at,
             _ => Instant::NEVER,
         };
-        [act, latest]
+        [due.min(act), latest]
     }
 
-    /// Returns the requests that the engine must look at, in the order of their numbers.
+    /// Returns the requests whose next commands are due, in the order of their numbers.
+    pub(super) fn to_ask(&self, now: Instant) -> Vec<RequestNo> {
+        let due = self.under(Key::Due(Instant::START)..=Key::Due(now));
+        let mut due: Vec<RequestNo> = due.collect();
+        due.sort_unstable();
+        due
+    }
+
+    /// Returns the requests whose places or grants are due, in the order of their numbers.
     pub(super) fn to_act(&self, now: Instant) -> Vec<RequestNo> {
         let due = self.under(Key::Act(Instant::START)..=Key::Act(now));
         let mut due: Vec<RequestNo> = due.collect();
         due.sort_unstable();
         due
+    }
+
+    /// Returns the requests that look later than `at`, in the order of their numbers.
+    pub(super) fn later_than(&self, at: Instant) -> Vec<RequestNo> {
+        let after = at.after(Duration::from_nanos(1));
+        let acts = self.under(Key::Act(after)..=Key::Act(Instant::NEVER));
+        let mut later = self.unplaced_later_than(at);
+        later.extend(acts);
+        later.sort_unstable();
+        later
+    }
+
+    /// Returns those of them that have no place, or whose places are being refreshed.
+    pub(super) fn unplaced_later_than(&self, at: Instant) -> Vec<RequestNo> {
+        let after = at.after(Duration::from_nanos(1));
+        let due = self.under(Key::Due(after)..=Key::Due(Instant::NEVER));
+        let again = self.under(Key::Again(after)..=Key::Again(Instant::NEVER));
+        due.chain(again).collect()
+    }
+
+    /// Returns whether nothing is known of a request since then.
+    pub(super) fn has_missed(&self, since: Instant) -> bool {
+        let keys = Key::Known(Instant::START)..=Key::Known(since);
+        self.first(keys).is_some()
     }
 
     /// Returns when the first of the commands was sent that have no reply yet.
@@ -204,20 +260,34 @@ impl Requests {
         }
     }
 
-    /// Returns when the first of the commands was sent that the threads of calls have under way.
-    pub(super) fn first_of_callers(&self) -> Option<Instant> {
-        match self.first(Key::OfCaller(Instant::START)..=Key::OfCaller(Instant::NEVER))? {
-            Key::OfCaller(sent) => Some(sent),
+    /// Returns when the first of the commands was sent, from then on, that the threads of calls
+    /// have under way: for the line, or for themselves.
+    pub(super) fn first_of_callers(&self, of_line: bool, from: Instant) -> Option<Instant> {
+        let keys = Key::OfCaller(of_line, from)..=Key::OfCaller(of_line, Instant::NEVER);
+        match self.first(keys)? {
+            Key::OfCaller(_, sent) => Some(sent),
             _ => None,
         }
     }
 
-    /// Returns the requests whose commands the threads of calls had sent by then.
-    pub(super) fn of_callers(&self, by: Instant) -> Vec<RequestNo> {
-        let sent = self.under(Key::OfCaller(Instant::START)..=Key::OfCaller(by));
-        let mut sent: Vec<RequestNo> = sent.collect();
-        sent.sort_unstable();
-        sent
+    /// Returns the requests whose commands the threads of calls have sent between these instants.
+    pub(super) fn of_callers(&self, of_line: bool, [from, to]: [Instant; 2]) -> Vec<RequestNo> {
+        if from > to {
+            return Vec::new();
+        }
+        let keys = Key::OfCaller(of_line, from)..=Key::OfCaller(of_line, to);
+        self.under(keys).collect()
+    }
+
+    /// Returns a place of each group that a refresh can include.
+    pub(super) fn first_places(&self) -> Vec<RequestNo> {
+        let mut places = Vec::new();
+        let mut from = (Key::Refresh(RefreshGroup::FIRST), 0);
+        while let Some((Key::Refresh(group), no)) = self.index.range(from..).next() {
+            places.push(*no);
+            from = (Key::Refresh(*group), RequestNo::MAX);
+        }
+        places
     }
 
     fn first(&self, keys: RangeInclusive<Key>) -> Option<Key> {

@@ -170,6 +170,9 @@ impl LockEntry {
 
     /// Calls give up if the command that is sent now gets no reply for too long.
     pub(super) fn touch_silence(&mut self, cx: &Context<'_>) {
+        if is_on(Mutant::EachCallIsAsked) {
+            self.waiters.walk().for_each(drop);
+        }
         // Those that began first give up first.
         if let Some(start) = self.waiters.first_start() {
             let at = self.gives_up_at(start, cx.kernel.limits.unreachable_for);

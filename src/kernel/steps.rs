@@ -1,4 +1,5 @@
-//! Counts what a decision visits, for the simulation: a walk over all waiters is found there.
+//! Counts what the decisions about an event look at, for the simulation: it finds walks over all
+//! waiting calls.
 
 #[cfg(sim)]
 use std::cell::Cell;
@@ -6,6 +7,7 @@ use std::cell::Cell;
 #[cfg(sim)]
 thread_local! {
     static VISITED: Cell<usize> = const { Cell::new(0) };
+    static DECIDED: Cell<usize> = const { Cell::new(0) };
 }
 
 /// A decision looks at so many waiting calls, requests or ids.
@@ -18,8 +20,28 @@ pub(crate) fn visited(items: usize) {
 #[cfg(not(sim))]
 pub(crate) fn visited(_: usize) {}
 
-/// Returns how many were looked at since the last call.
+/// A decision is about so many calls, or so many ids of a command or reply.
 #[cfg(sim)]
-pub(crate) fn take_visited() -> usize {
-    VISITED.take()
+pub(crate) fn decided(items: usize) {
+    DECIDED.set(DECIDED.get() + items);
+}
+
+/// A decision is about so many calls, or so many ids of a command or reply.
+#[cfg(not(sim))]
+pub(crate) fn decided(_: usize) {}
+
+/// Returns how many were looked at since the last time, and how many that was about.
+#[cfg(sim)]
+pub(crate) fn take_counts() -> [usize; 2] {
+    [VISITED.take(), DECIDED.take()]
+}
+
+/// Runs `act`, whose looks do not count.
+#[cfg(sim)]
+pub(crate) fn uncounted<T>(act: impl FnOnce() -> T) -> T {
+    let before = (VISITED.get(), DECIDED.get());
+    let result = act();
+    VISITED.set(before.0);
+    DECIDED.set(before.1);
+    result
 }

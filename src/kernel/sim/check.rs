@@ -18,10 +18,14 @@ use crate::kernel::entry::LockEntry;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::LeaseStatus;
 use crate::kernel::request::RequestState;
+use crate::kernel::steps::{take_counts, uncounted};
 use crate::kernel::waiter::Outcome;
 use crate::lost::Lost;
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;
+
+/// How many calls and requests a kernel call may look at, for each that it is about.
+const STEPS_FOR_EACH: usize = 16;
 
 /// A lease that a client has had.
 pub(super) struct Registered {
@@ -56,7 +60,7 @@ pub(super) fn held_names(kernel: &Kernel, names: &BTreeSet<Name>) -> BTreeSet<Na
 pub(super) fn each_entry(kernel: &Kernel, names: &BTreeSet<Name>, mut act: impl FnMut(&LockEntry)) {
     for name in names {
         if let Some(entry) = kernel.table.shard(name).lock().get(name) {
-            act(entry);
+            uncounted(|| act(entry));
         }
     }
 }
@@ -91,6 +95,7 @@ pub(super) fn has_owner<'a>(
 impl World {
     /// Looks at a kernel call's effects before they are carried out.
     pub(super) fn after_kernel(&mut self, client: usize, fx: &mut Effects) -> Checked {
+        self.check_steps()?;
         for (lease, token) in std::mem::take(&mut fx.began) {
             let key = key_of(&*lease.lock);
             let is_exclusive = !lease.lock.is_shared() && lease.lock.permits().is_none();
@@ -151,6 +156,20 @@ impl World {
             self.note_own_name(client, name);
         }
         self.check_table(client)
+    }
+
+    /// P13: a kernel call looks at few of the calls that wait, unless it is about many of them.
+    fn check_steps(&self) -> Checked {
+        let [looked, about] = take_counts();
+        let threads = self.plan.clients * self.plan.threads;
+        let most = STEPS_FOR_EACH * (about + 1 + threads.ilog2() as usize);
+        match looked <= most {
+            true => Ok(()),
+            false => {
+                let text = format!("{looked} looks for {about} of {threads} calls, not {most}");
+                Err(self.violation("P13", text))
+            }
+        }
     }
 
     /// A set has all its names: none of their tokens is below an earlier one.

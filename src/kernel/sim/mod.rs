@@ -19,6 +19,7 @@ use world::{Checked, Report, Violation, World};
 use crate::clock::Instant;
 use crate::kernel::bounds::{bound_of, lower};
 use crate::kernel::mutant::{Mutant, switch_on};
+use crate::kernel::steps::take_counts;
 use crate::random;
 
 /// A run that violated a property.
@@ -82,6 +83,7 @@ pub(super) fn count_step() {
 /// An event begins.
 pub(super) fn begin_event() {
     STEPS.set(0);
+    take_counts();
 }
 
 /// Makes a plan smaller as long as it `fails`.
@@ -171,9 +173,6 @@ fn plan_from_env() -> Option<Plan> {
     Some(line.parse().unwrap_or_else(|error| panic!("{error:?}")))
 }
 
-/// How many seeds of each family are in its fixed list.
-const SEEDS: u64 = 70;
-
 /// The most plans of a family in `make test`: its fixed list, and those in `seeds.rs`.
 const MOST_PLANS: usize = 100;
 
@@ -182,7 +181,7 @@ const MOST_PLANS: usize = 100;
 fn fixed_list(family: Family) -> impl Iterator<Item = Plan> {
     let known = known_plans().into_iter().map(|(_, plan)| plan);
     let known = known.filter(move |plan| plan.family == family);
-    known.chain((0..SEEDS).map(move |seed| plan(family, seed)))
+    known.chain((0..family.seeds()).map(move |seed| plan(family, seed)))
 }
 
 /// Runs the fixed list of a family, or `SIM_SEEDS` seeds from `SIM_FIRST` or 0 on. With
@@ -217,7 +216,7 @@ fn run_family(family: Family) {
         }
         (None, None) => {
             let first = first.unwrap_or(0);
-            let seeds = first..first + number("SIM_SEEDS").unwrap_or(SEEDS);
+            let seeds = first..first + number("SIM_SEEDS").unwrap_or(family.seeds());
             Box::new(seeds.map(move |seed| plan(family, seed)))
         }
     };
@@ -314,12 +313,15 @@ fn first_that_catches(mutant: Mutant) -> Option<Plan> {
 }
 
 /// The tests in `rules` catch these.
-const CAUGHT_BY_RULES: [Mutant; 5] = [
+const CAUGHT_BY_RULES: [Mutant; 8] = [
     Mutant::LaterAttemptStaysLater,
     Mutant::WakeUpIsPromisedOnce,
     Mutant::NewsEndTheReleaseInFlight,
     Mutant::LateShorteningIsForgotten,
     Mutant::EndedUndoRefuses,
+    Mutant::LateReaderIsSilence,
+    Mutant::LateReaderIsOverdue,
+    Mutant::PlainReleasesAddUp,
 ];
 
 /// Prints which plan of the fixed lists first catches each mutant, or those with `SIM_MUTANT` in
@@ -466,4 +468,5 @@ families! {
     slot_moves Moves
     lingering_leases Linger
     quorums Quorum
+    crowds Crowd
 }

@@ -53,10 +53,12 @@ pub(super) enum Family {
     Linger,
     /// Several servers: see `quorum`.
     Quorum,
+    /// Hundreds of threads wait for one name.
+    Crowd,
 }
 
 impl Family {
-    pub(super) const ALL: [Self; 13] = [
+    pub(super) const ALL: [Self; 14] = [
         Self::Calm,
         Self::Faults,
         Self::ShortTtl,
@@ -70,7 +72,17 @@ impl Family {
         Self::Moves,
         Self::Linger,
         Self::Quorum,
+        Self::Crowd,
     ];
+
+    /// Returns how many seeds of the family are in its fixed list.
+    pub(super) fn seeds(self) -> u64 {
+        match self {
+            // Each takes as long as a hundred others.
+            Self::Crowd => 4,
+            _ => 70,
+        }
+    }
 }
 
 /// The kinds of lock that a plan uses.
@@ -375,6 +387,23 @@ pub(super) fn plan(family: Family, seed: u64) -> Plan {
             plan.names = 2;
         }
     }
+    if family == Family::Crowd {
+        // All of them in one client, or half of them in each of two.
+        (plan.clients, plan.threads) = match rng.chance(500) {
+            true => (1, 400),
+            false => (2, 200),
+        };
+        plan.kinds = match rng.below(5) {
+            0 => vec![Kind::Fair],
+            1 => vec![Kind::Permits(1), Kind::Permits(2)],
+            2 => vec![Kind::Reader, Kind::Reader, Kind::Writer],
+            3 => vec![Kind::Mutex],
+            _ => vec![Kind::Mutex, Kind::Fair],
+        };
+        (plan.names, plan.ops, plan.ttl) = (1, rng.range(1, 3) as u32, 4_000 * MS);
+        plan.drifts.truncate(plan.clients);
+        plan.drifts.resize(plan.clients, 0);
+    }
     plan.faults = faults(&plan, &mut rng);
     plan
 }
@@ -395,6 +424,7 @@ fn faults(plan: &Plan, rng: &mut Rng) -> Vec<(Time, Fault)> {
     let number = match plan.family {
         Family::Calm => 0,
         Family::Backoff | Family::Shared | Family::Linger | Family::Sets if rng.chance(300) => 0,
+        Family::Crowd => rng.below(4),
         Family::ShortTtl => rng.range(4, 24),
         _ => rng.range(1, 10),
     };

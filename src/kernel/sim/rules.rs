@@ -1,6 +1,7 @@
 //! Rules of the kernel that one sequence of calls shows.
 
 mod calls;
+mod crowds;
 mod releases;
 mod tries;
 

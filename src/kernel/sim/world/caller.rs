@@ -291,6 +291,7 @@ impl World {
             0
         };
         let time = match rng.below(10 - long) + long {
+            _ if self.plan.family == Family::Crowd => rng.range(10, 3 * MS),
             0..=5 => rng.range(10, 3 * MS),
             6..=8 => rng.range(MS, 60 * MS),
             _ if self.plan.family == Family::Clocks => rng.range(10 * MS, 6_000 * MS),
