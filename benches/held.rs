@@ -139,14 +139,14 @@ fn print(locking: &Samples, threads: &[String], watched: Watched, by_hand: f64) 
             "",
         ),
         row("threads", threads.join(" "), "1"),
-        row("memory added, MiB", format!("{highest:.1}"), "below 16"),
+        row("memory added, MiB", format!("{highest:.1}"), "below 15"),
         row(
             "bytes per lease",
             format!("{:.0}", highest * 1_048_576.0 / LEASES as f64),
             "",
         ),
         row("renewals", renewals.to_string(), ""),
-        row("core share, mean %", format!("{share:.2}"), "below 3"),
+        row("core share, mean %", format!("{share:.2}"), "below 0.8"),
         row(
             "core share, p50 %",
             format!("{:.2}", common::percentile(shares.clone(), 50.0)),
@@ -182,11 +182,11 @@ fn picture(watched: &Watched, by_hand: f64) -> Picture {
             Panel::new(
                 "% of a core for renewals",
                 vec![
-                    Row::bar("leasehold", shares).ours().mark("≤", 3.0),
+                    Row::bar("leasehold", shares).ours().mark("≤", 0.8),
                     Row::bar("the same by hand", once(by_hand)),
                 ],
             ),
-            Panel::new("MiB", vec![memory.ours().mark("≤", 16.0)]),
+            Panel::new("MiB", vec![memory.ours().mark("≤", 15.0)]),
         ],
     }
 }

@@ -46,7 +46,7 @@ pub(super) static RULES: QueueRules = QueueRules {
 pub(super) static RENEW: Script = script!("permits_renew", "now");
 pub(super) static RENEW_MANY: RenewMany = RenewMany {
     script: script!("permits_renew_many", "now"),
-    most: 64,
+    most: 100,
 };
 pub(super) static INSPECT: Script = script!("permits_inspect", "now");
 

@@ -109,7 +109,7 @@ impl World {
     fn is_waited_for(&self, client: usize, is_its: impl Fn(&Name) -> bool) -> bool {
         let mut found = false;
         each_entry(&self.clients[client].kernel, &self.names, |entry| {
-            let mut waiting = entry.line.iter().chain(&entry.own);
+            let mut waiting = entry.waiters.walk();
             let waits = |it: &Waiter| it.wait != Wait::Once && it.cell.has_waited();
             found |= is_its(&entry.name) && waiting.any(waits);
         });

@@ -122,7 +122,7 @@ impl World {
         });
         let is_once = call.wants.wait == Wait::Once;
         each_entry(&self.clients[client].kernel, &self.names, |entry| {
-            let mut waiting = entry.line.iter().chain(&entry.own);
+            let mut waiting = entry.waiters.walk();
             let waits = |it: &Waiter| it.wait != Wait::Once && it.cell.has_waited();
             holds |= is_once && is_its(&entry.name) && waiting.any(waits);
         });
