@@ -17,21 +17,21 @@ use support::{
 };
 
 support::tests![
-    documented_users_can_do_everything_with_sentinel,
-    documented_user_can_do_everything,
+    documented_user_can_do_everything_in_a_cluster,
     error_names_the_missing_permission_unless_it_is_optional,
+    documented_users_can_do_everything_with_sentinel,
+    shared_statistics_need_the_additional_rule,
+    documented_user_can_do_everything,
     error_names_the_missing_permission_of_a_semaphore,
     error_names_the_missing_permission_of_a_read_write_lock,
     operator_can_inspect_locks_but_not_acquire_them,
     operator_needs_more_permissions_to_force_a_lock_from_its_readers,
-    shared_statistics_need_the_additional_rule,
     set_needs_the_same_permissions_as_one_name,
     refused_call_keeps_no_permit_and_no_read_lock,
     grant_by_a_user_without_hdel_strands_no_waiter,
     queue_of_a_refused_waiter_expires,
     only_the_first_database_works_without_select,
     min_replicas_fails_without_wait,
-    documented_user_can_do_everything_in_a_cluster,
     documented_user_can_do_everything_over_a_quorum
 ];
 

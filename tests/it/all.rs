@@ -22,13 +22,13 @@ use support::{
 support::roles![locker];
 
 support::tests![
-    calls_return_by_their_deadline,
-    waiter_is_woken_only_by_the_name_that_blocked_it,
-    set_survives_a_failover,
     set_across_slots_is_acquired_or_rolled_back,
+    overlapping_sets_in_any_order_do_not_deadlock,
+    calls_return_by_their_deadline,
+    set_survives_a_failover,
+    waiter_is_woken_only_by_the_name_that_blocked_it,
     basic_calls_work_on_a_set,
     empty_set_is_an_error_and_single_name_is_a_plain_lock,
-    overlapping_sets_in_any_order_do_not_deadlock,
     partly_acquired_set_is_never_visible,
     release_that_overtakes_the_refusal_is_not_missed,
     waiters_of_one_client_wake_each_other,

@@ -15,9 +15,9 @@ use support::permits::permits_out;
 use support::{Proxy, Server, SetOnDrop, Traffic, eventually, expect_unreachable, let_pass, ms};
 
 support::tests![
+    renewal_without_a_reply_is_no_loss,
     undos_after_slow_replies_send_about_one_command_a_second_per_name,
     unanswered_set_ttl_and_late_release_leave_no_key_behind,
-    renewal_without_a_reply_is_no_loss,
     acquires_with_dropped_replies_leave_nothing_behind,
     acquires_with_stalled_replies_leave_nothing_behind,
     acquires_on_closed_connections_leave_nothing_behind,

@@ -13,15 +13,16 @@ use support::{
 support::roles![without_threads];
 
 support::tests![
-    paused_writes_end_lock_and_are_no_health,
-    one_call_or_probe_starts_in_a_second,
-    calls_fail_at_once_until_the_first_answered_write,
+    health_of_a_cluster_probes_each_node,
     calls_fail_at_once_at_a_node_of_a_cluster,
     try_lock_finds_the_new_master_of_a_cluster_behind_an_open_breaker,
+    new_master_closes_the_breaker,
+    one_call_or_probe_starts_in_a_second,
+    paused_writes_end_lock_and_are_no_health,
+    calls_fail_at_once_until_the_first_answered_write,
     waiter_behind_an_open_breaker_gets_the_lock,
     waiter_gives_up_after_unreachable_for,
     try_lock_for_behind_an_open_breaker_fails_at_its_deadline,
-    new_master_closes_the_breaker,
     health_returns_in_time_and_hides_the_password,
     open_breaker_names_the_server_and_its_last_failure,
     call_that_sent_an_acquire_reports_that_the_lock_may_be_held,
@@ -35,7 +36,6 @@ support::tests![
     client_that_only_reads_works_after_an_outage,
     breaker_of_a_quorum_opens_without_a_majority,
     majority_with_paused_writes_is_an_outage,
-    health_of_a_cluster_probes_each_node,
     health_of_a_replica_fails,
     health_of_a_user_who_may_not_probe_is_any_reply,
     health_reports_servers_and_threads,

@@ -6,8 +6,8 @@
 use support::{Chaos, Server, ms};
 
 support::tests![
-    survivors_of_kills_and_pauses_get_a_mutex_in_bounded_time,
     survivors_of_kills_and_pauses_get_a_fair_mutex_in_bounded_time,
+    survivors_of_kills_and_pauses_get_a_mutex_in_bounded_time,
     survivors_of_kills_get_a_fair_mutex_when_the_lease_of_its_holder_ends
 ];
 

@@ -30,8 +30,8 @@ use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use support::{Server, eventually, ms};
 
 support::tests![
-    completions_and_manual_pages_are_written,
-    password_is_never_printed
+    password_is_never_printed,
+    completions_and_manual_pages_are_written
 ];
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_leasehold");

@@ -23,9 +23,9 @@ use support::{
 };
 
 support::tests![
+    clients_share_a_contended_lock_equally_at_two_requests_a_turn,
     dead_first_place_is_passed_over_soon_after_a_plain_release,
     release_grants_the_lock_to_the_next_client_and_publishes_no_release,
-    clients_share_a_contended_lock_equally_at_two_requests_a_turn,
     thread_that_locks_again_is_behind_the_clients_that_wait,
     calls_of_a_client_share_one_place_and_hand_the_lock_off,
     lock_without_hand_offs_goes_to_the_next_client_each_time,

@@ -15,11 +15,11 @@ use support::{
 };
 
 support::tests![
+    waiting_call_goes_on_until_sentinels_and_master_accept_the_passwords,
+    waiting_call_goes_on_until_a_cluster_accepts_the_password,
     held_lock_and_waiting_call_outlast_a_replaced_password,
     password_replaced_after_it_was_read_is_read_again_at_once,
     password_file_is_read_for_each_connect,
-    waiting_call_goes_on_until_sentinels_and_master_accept_the_passwords,
-    waiting_call_goes_on_until_a_cluster_accepts_the_password,
     held_lock_outlasts_replaced_passwords_of_a_quorum,
     callback_that_fails_is_named_and_opens_no_breaker,
     setting_that_contradicts_the_url_is_an_error,

@@ -18,9 +18,12 @@ use support::{
 };
 
 support::tests![
+    lock_gives_up_on_a_hung_cluster_before_its_command_times_out,
+    attempts_on_a_black_holed_server_return_in_time,
+    lock_gives_up_on_a_quorum_before_its_commands_time_out,
+    lock_gives_up_before_its_command_times_out,
     attempts_on_a_paused_server_return_in_time,
     attempts_on_a_killed_server_return_in_time,
-    attempts_on_a_black_holed_server_return_in_time,
     attempts_on_a_busy_server_return_in_time,
     attempts_on_a_slow_server_return_in_time,
     attempts_on_a_refusing_port_return_in_time,
@@ -35,11 +38,8 @@ support::tests![
     leases_on_a_busy_server_end_in_time,
     leases_on_a_slow_server_end_in_time,
     lease_is_held_exactly_until_it_expires,
-    lock_gives_up_before_its_command_times_out,
     lock_gives_up_while_connecting,
-    lock_gives_up_on_a_quorum_before_its_commands_time_out,
     lock_gives_up_on_a_hung_master_before_its_command_times_out,
-    lock_gives_up_on_a_hung_cluster_before_its_command_times_out,
     waiters_for_the_same_name_give_up_together,
     call_that_takes_a_place_over_learns_that_the_lock_is_held,
     waiters_outlast_a_short_outage,

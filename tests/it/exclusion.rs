@@ -9,8 +9,8 @@ use parking_lot::Mutex;
 use support::{Counters, Fenced, Server, Stale, eventually, ms};
 
 support::tests![
-    basic_exclusion_holds_between_two_clients,
     processes_and_threads_count_exactly,
+    basic_exclusion_holds_between_two_clients,
     threads_of_one_client_take_turns,
     overtaken_holder_can_neither_write_nor_release
 ];

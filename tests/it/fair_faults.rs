@@ -20,21 +20,22 @@ use support::{
 support::roles![waiter, contender];
 
 support::tests![
-    basic_fair_release_wakes_the_next_waiter_promptly,
-    waiter_killed_at_the_release_costs_at_most_its_grant,
+    contenders_progress_in_order_while_some_are_killed_or_paused,
+    plain_contenders_progress_in_order_while_some_are_killed_or_paused,
     killed_waiters_delay_nobody,
-    expiry_is_noticed_when_it_happens,
-    waiters_dead_for_long_cost_nothing,
+    waiter_killed_at_the_release_costs_at_most_its_grant,
+    queue_of_dead_waiters_is_removed,
+    unanswered_leave_is_repeated,
     paused_waiter_is_skipped_and_granted_under_a_new_id,
     survivors_are_granted_in_order_among_killed_and_paused_waiters,
+    hanging_server_delays_no_call_beyond_its_deadline,
+    basic_fair_release_wakes_the_next_waiter_promptly,
+    expiry_is_noticed_when_it_happens,
+    waiters_dead_for_long_cost_nothing,
     lost_grant_message_costs_at_most_a_refresh,
     killed_subscription_costs_at_most_a_refresh,
     refresh_finds_a_foreign_deletion,
     refresh_finds_an_expiry,
-    hanging_server_delays_no_call_beyond_its_deadline,
-    contenders_progress_in_order_while_some_are_killed_or_paused,
-    plain_contenders_progress_in_order_while_some_are_killed_or_paused,
-    queue_of_dead_waiters_is_removed,
     restored_subscription_triggers_a_refresh,
     late_grant_message_makes_no_second_holder,
     waiters_reenter_a_deleted_queue,
@@ -46,7 +47,6 @@ support::tests![
     enter_that_fails_by_a_grant_to_another_leaves_no_place,
     unanswered_first_renewal_is_repeated,
     grant_that_cannot_be_renewed_is_reported_lost,
-    unanswered_leave_is_repeated,
     long_outage_ends_the_wait,
     waiter_without_a_subscription_refreshes_more_often
 ];

@@ -15,6 +15,7 @@ use redis::{Connection, FromRedisValue};
 use support::{Proxy, Server, Traffic, eventually, expect_unreachable, free_port, ms};
 
 support::tests![
+    replica_grants_nothing_and_error_says_so,
     full_server_grants_nothing_and_releases_everything,
     changed_password_is_reported_and_a_restored_one_saves_the_lease,
     junk_in_the_fence_is_an_error_and_leaves_no_lock,
@@ -31,7 +32,6 @@ support::tests![
     flushed_scripts_are_sent_again,
     flushall_is_a_loss_and_wakes_waiters,
     user_without_publish_permission_can_release,
-    replica_grants_nothing_and_error_says_so,
     demoted_master_reports_no_loss,
     highest_token_is_granted_once,
     loading_server_is_waited_for

@@ -19,10 +19,10 @@ use support::{
 support::roles![uses_everything, works_apart, forks_under_load];
 
 support::tests![
-    parent_and_child_work_apart,
     a_fork_while_all_threads_work_leaves_a_child_that_works,
-    calls_fail_at_once_in_the_child,
+    parent_and_child_work_apart,
     calls_fail_at_once_in_the_child_of_a_cluster_client,
+    calls_fail_at_once_in_the_child,
     calls_fail_at_once_in_the_child_of_a_quorum_client
 ];
 

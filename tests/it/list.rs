@@ -9,13 +9,13 @@ use support::fair::PATIENCE;
 use support::{Cluster, Proxy, Server, Traffic, connect_to_all, eventually, ms};
 
 support::tests![
+    a_dead_connection_is_replaced_and_a_dead_server_is_an_error,
     every_lock_is_listed_with_its_holder,
     a_prefix_is_matched_byte_for_byte,
     keys_that_are_not_locks_are_not_listed,
     thousands_of_locks_are_listed_page_by_page,
     pages_tell_what_they_have_and_how_far_the_scan_is,
     permits_are_listed_page_by_page,
-    a_dead_connection_is_replaced_and_a_dead_server_is_an_error,
     waiters_are_counted_once_per_client,
     last_fencing_token_is_known_after_the_release,
     locks_of_all_cluster_nodes_are_listed,

@@ -81,6 +81,12 @@ use std::process::ExitCode;
 use support::{Listed, Tests};
 
 const TESTS: &[Listed] = &[
+    // The longest start first.
+    rw_lock_replies::TESTS,
+    semaphore_replies::TESTS,
+    exclusion::TESTS,
+    fork::TESTS,
+    hostile::TESTS,
     acl::TESTS,
     all::TESTS,
     ambiguity::TESTS,
@@ -134,13 +140,10 @@ const TESTS: &[Listed] = &[
     deadlines::TESTS,
     demotion::TESTS,
     errors::TESTS,
-    exclusion::TESTS,
     fair::TESTS,
     fair_faults::TESTS,
     faults::TESTS,
     fencing::TESTS,
-    fork::TESTS,
-    hostile::TESTS,
     large_values::TESTS,
     last_connection::TESTS,
     late_ttl::TESTS,
@@ -166,10 +169,8 @@ const TESTS: &[Listed] = &[
     sections::TESTS,
     semaphore::TESTS,
     semaphore_faults::TESTS,
-    semaphore_replies::TESTS,
     rw_lock::TESTS,
     rw_lock_faults::TESTS,
-    rw_lock_replies::TESTS,
     sentinel::TESTS,
     #[cfg(target_os = "linux")]
     wall_clock::TESTS,

@@ -11,6 +11,8 @@ use leasehold::{Client, ClientBuilder, Error, MutexGuard, Taken};
 use support::{FakeServer, eventually, ms};
 
 support::tests![
+    no_lease_is_lost_or_renewed_by_an_impossible_reply,
+    only_a_server_that_reports_the_master_role_is_used,
     well_formed_replies_grant_and_release,
     an_acquire_with_an_impossible_reply_is_undone,
     an_acquire_of_a_set_with_an_impossible_reply_is_undone,
@@ -18,11 +20,9 @@ support::tests![
     an_enter_that_ran_twice_is_refreshed,
     an_impossible_reply_grants_nothing_to_a_queued_waiter,
     a_quorum_counts_no_impossible_vote,
-    no_lease_is_lost_or_renewed_by_an_impossible_reply,
     no_lease_is_lost_by_an_impossible_reply_in_the_background,
     a_release_with_an_impossible_reply_is_repeated,
     an_impossible_reply_to_a_query_is_an_error,
-    only_a_server_that_reports_the_master_role_is_used,
     each_reply_to_a_combined_write_is_checked,
     a_surplus_reply_does_not_answer_the_next_call,
     a_surplus_reply_at_log_on_grants_nothing,

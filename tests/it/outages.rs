@@ -9,12 +9,12 @@ use support::fair::{wait_for_queue_length, wait_for_refresh};
 use support::{Server, eventually, ms};
 
 support::tests![
-    a_key_that_expires_in_an_outage_is_not_reported_held,
-    one_of_several_keys_that_expires_in_an_outage_is_not_reported_held,
-    a_fair_lock_that_expires_in_an_outage_is_not_reported_held,
-    a_quorum_key_that_expires_in_an_outage_is_not_reported_held,
-    a_key_that_outlasts_the_deadline_is_reported_held,
     a_fair_key_that_outlasts_the_deadline_is_reported_held_after_a_refresh,
+    one_of_several_keys_that_expires_in_an_outage_is_not_reported_held,
+    a_key_that_expires_in_an_outage_is_not_reported_held,
+    a_quorum_key_that_expires_in_an_outage_is_not_reported_held,
+    a_fair_lock_that_expires_in_an_outage_is_not_reported_held,
+    a_key_that_outlasts_the_deadline_is_reported_held,
     a_name_that_this_client_holds_is_reported_held,
     an_old_refusal_is_rechecked_before_the_deadline
 ];

@@ -4,12 +4,12 @@ use leasehold::{Client, ClientBuilder, Error};
 use support::{Proxy, Server, eventually, ms};
 
 support::tests![
+    hung_server_of_three_stops_no_name,
     lock_ends_if_the_votes_stay_split,
     three_names_of_one_server_are_refused,
     two_names_of_one_server_among_three_are_refused,
     names_that_become_one_server_are_refused_later,
-    key_of_a_refused_call_is_released,
-    hung_server_of_three_stops_no_name
+    key_of_a_refused_call_is_released
 ];
 
 fn builder(servers: &[&Proxy]) -> ClientBuilder {

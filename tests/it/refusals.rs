@@ -10,8 +10,8 @@ use support::{
 };
 
 support::tests![
-    errors_without_end_are_reported_after_unreachable_for,
     each_error_once_in_fifty_replies_ends_no_call,
+    errors_without_end_are_reported_after_unreachable_for,
     one_member_that_replies_with_errors_costs_a_quorum_nothing,
     errors_of_a_node_end_no_call_in_a_cluster,
     shorter_ttl_that_a_node_may_have_set_counts,

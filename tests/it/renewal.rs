@@ -9,13 +9,13 @@ use leasehold::{Client, Error, Lost, Mutex, MutexGuard, Renewed};
 use support::{Control, Proxy, SLACK, Server, Traffic, builder_within, eventually, ms};
 
 support::tests![
-    without_renewal_a_lease_expires,
     a_renewal_in_flight_at_the_release_neither_revives_nor_loses_the_lock,
+    a_renewal_is_retried_until_shortly_before_the_expiry,
+    without_renewal_a_lease_expires,
     a_renewal_never_shortens_the_ttl,
     set_ttl_prolongs_a_lease_that_is_not_renewed,
     an_unanswered_extension_changes_nothing,
     a_failed_renewal_is_retried,
-    a_renewal_is_retried_until_shortly_before_the_expiry,
     a_slow_on_renew_harms_no_lease,
     a_slow_on_lost_harms_no_lease,
     a_panicking_callback_harms_no_lease,

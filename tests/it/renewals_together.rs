@@ -8,15 +8,15 @@ use leasehold::{Client, Lost, MutexGuard, RwLockReadGuard, SemaphorePermit};
 use support::{Cluster, Exchange, Recorder, Replicas, Server, eventually, ms};
 
 support::tests![
-    many_leases_of_each_kind_are_renewed_by_one_command,
-    only_the_leases_that_others_have_taken_are_lost,
     an_error_reply_is_followed_by_renewals_one_by_one,
+    many_leases_of_each_kind_are_renewed_by_one_command,
+    a_cluster_renews_together_what_is_in_one_slot,
+    replicas_acknowledge_the_renewals_of_many,
+    only_the_leases_that_others_have_taken_are_lost,
     a_key_of_another_type_ends_no_other_lease,
     the_renewal_of_a_holder_goes_alone,
     leases_of_another_ttl_are_renewed_by_another_command,
-    replicas_acknowledge_the_renewals_of_many,
-    a_loss_is_told_although_replicas_must_acknowledge_the_others,
-    a_cluster_renews_together_what_is_in_one_slot
+    a_loss_is_told_although_replicas_must_acknowledge_the_others
 ];
 
 const WAIT_LIMIT: Duration = ms(10_000);

@@ -7,8 +7,9 @@ use leasehold::{Client, Error, Lost, Mutex};
 use support::{Control, Recorder, Replicas, SLACK, Server, eventually, free_port, ms};
 
 support::tests![
-    a_deadline_shorter_than_the_replica_wait_is_met,
+    a_wait_for_a_dead_replica_delays_no_other_renewal,
     an_acknowledged_lease_is_renewed_and_on_every_replica,
+    a_deadline_shorter_than_the_replica_wait_is_met,
     a_lease_that_too_few_acknowledge_is_undone,
     a_lock_can_override_the_clients_min_replicas,
     a_refusal_does_not_wait_for_replicas,
@@ -20,8 +21,7 @@ support::tests![
     impossible_replica_timeouts_are_refused,
     passing_refusals_of_wait_end_no_call,
     refusal_of_wait_that_lasts_is_final,
-    demotion_during_wait_ends_no_call,
-    a_wait_for_a_dead_replica_delays_no_other_renewal
+    demotion_during_wait_ends_no_call
 ];
 
 support::timed![

@@ -17,11 +17,11 @@ use support::{
 support::roles![reader];
 
 support::tests![
+    deletion_of_the_flag_alone_ends_every_reader,
     downgrade_without_a_reply_takes_effect,
     downgrade_that_did_not_run_is_repeated_by_a_renewal,
     downgrade_on_a_closed_connection_is_repeated_at_once,
     downgrade_without_renewal_keeps_others_out_until_its_release,
-    deletion_of_the_flag_alone_ends_every_reader,
     deletion_of_the_readers_alone_ends_every_reader,
     displaced_reader_does_not_hold_again_under_a_new_flag,
     enter_that_the_network_runs_twice_reports_its_own_lease,

@@ -15,6 +15,7 @@ use support::scripts;
 use support::{Server, assert_gives_up, eventually, ms};
 
 support::tests![
+    call_that_gives_up_lets_those_behind_it_in,
     permits_are_held_up_to_their_number,
     one_client_holds_several_permits_in_several_guards,
     many_permits_are_acquired_and_released_together,
@@ -27,7 +28,6 @@ support::tests![
     large_request_is_not_overtaken,
     clients_with_different_numbers_never_exceed_their_own,
     try_acquire_never_overtakes,
-    call_that_gives_up_lets_those_behind_it_in,
     invalid_numbers_are_errors_and_send_nothing,
     semaphore_over_a_quorum_is_an_error,
     operators_see_the_holders_and_release_one,

@@ -23,8 +23,8 @@ use support::{
 support::roles![holder, user];
 
 support::tests![
-    permits_survive_a_failover,
     random_calls_with_lost_replies_keep_the_count,
+    permits_survive_a_failover,
     permits_are_granted_in_a_cluster_and_survive_a_migration,
     permits_of_a_killed_process_come_back,
     permits_of_a_stopped_process_are_lost_and_counted_once,

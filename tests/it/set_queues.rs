@@ -18,12 +18,12 @@ use support::{
 support::roles![set_waiter];
 
 support::tests![
-    set_keeps_its_lower_names_while_it_waits_for_a_higher_one,
+    sets_fair_and_plain_locks_count_exactly_together,
     set_that_gives_up_leaves_its_place_and_its_kept_names,
+    set_keeps_its_lower_names_while_it_waits_for_a_higher_one,
     set_is_granted_although_fair_locks_are_busy,
     set_is_granted_although_plain_locks_are_busy,
     set_of_one_name_is_granted_although_plain_locks_are_busy,
-    sets_fair_and_plain_locks_count_exactly_together,
     release_of_a_set_grants_a_name_to_a_reader,
     set_takes_free_names_despite_a_reader_that_no_grant_reaches,
     set_keeps_the_lower_names_while_it_waits,

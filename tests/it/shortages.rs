@@ -15,8 +15,8 @@ use support::{Child, Server, eventually, let_pass, ms, parameter};
 support::roles![without_descriptors, without_threads];
 
 support::tests![
-    calls_without_descriptors_say_so_and_recover,
     calls_of_a_quorum_without_descriptors_say_so_and_recover,
+    calls_without_descriptors_say_so_and_recover,
     calls_without_threads_say_so_and_recover
 ];
 

@@ -17,8 +17,9 @@ use support::{
 support::roles![shut_down_in_child, last_drop_in_child];
 
 support::tests![
-    shutdown_ends_every_wait_at_once,
     shutdown_without_redis_ends_within_its_timeout,
+    part_of_a_set_without_a_confirmed_release_is_reported,
+    shutdown_ends_every_wait_at_once,
     shutdown_ends_a_wait_that_cannot_reach_redis,
     shutdown_ends_a_call_that_has_no_connection_to_enter_a_queue,
     shutdown_with_a_hanging_callback_ends_within_its_timeout,
@@ -30,7 +31,6 @@ support::tests![
     locks_lost_before_the_shutdown_are_left_alone_and_counted,
     a_lock_lost_before_the_shutdown_is_released_with_its_guard,
     grant_whose_renewal_has_no_reply_is_reported,
-    part_of_a_set_without_a_confirmed_release_is_reported,
     calls_after_the_shutdown_are_refused,
     a_second_shutdown_does_nothing,
     renewals_in_flight_neither_delay_the_shutdown_nor_revive_a_lock,

@@ -13,6 +13,10 @@ use support::{Proxy, Server, Traffic, eventually, let_pass, ms};
 use crate::cluster;
 
 support::tests![
+    an_addition_without_a_reply_is_not_added_twice,
+    a_key_of_another_type_is_an_error_until_it_is_deleted,
+    two_clients_add_to_one_hash,
+    unsent_additions_are_added_after_the_outage,
     calls_are_counted_by_outcome,
     calls_to_a_dead_server_count_as_failed,
     releases_of_any_client_count_as_wakes,
@@ -28,11 +32,7 @@ support::tests![
     counts_of_many_threads_add_up,
     short_locks_in_a_cluster_are_added_to_the_shared_totals,
     shared_totals_are_the_first_call_of_a_client_of_a_cluster,
-    two_clients_add_to_one_hash,
-    an_addition_without_a_reply_is_not_added_twice,
-    unsent_additions_are_added_after_the_outage,
-    the_last_counts_are_added_at_shutdown_and_drop,
-    a_key_of_another_type_is_an_error_until_it_is_deleted
+    the_last_counts_are_added_at_shutdown_and_drop
 ];
 
 support::timed![

@@ -11,19 +11,19 @@ use support::{Child, Server, eventually, ms, parameter, spawn_call, tell_parent}
 support::roles![holder];
 
 support::tests![
+    a_name_that_a_waiting_set_keeps_is_held_since_it_keeps_it,
     a_call_that_gives_up_says_who_has_the_lock_then,
     each_kind_names_the_owner_in_another_process,
     readers_are_named_as_readers_and_a_writer_as_its_owner,
     permits_are_counted,
     a_set_names_the_lock_that_is_taken,
-    a_name_that_a_waiting_set_keeps_is_held_since_it_keeps_it,
     another_thread_of_this_client_has_the_lock,
     behind_another_call_of_this_client_the_last_refusal_is_told,
     a_foreign_value_is_escaped_and_cut,
     a_free_lock_with_a_queue_is_said_to_be_free,
     a_time_that_the_fence_does_not_tell_is_not_known,
     a_quorum_names_the_holder_of_a_majority_or_nobody,
-    a_refusal_takes_one_request,
+    a_refusal_takes_one_request
 ];
 
 const TTL: Duration = ms(60_000);

@@ -13,12 +13,12 @@ use support::{
 support::roles![locker];
 
 support::tests![
-    a_private_ca_and_a_client_certificate_are_accepted,
-    sentinels_and_their_master_are_reached_over_tls,
     all_nodes_of_a_cluster_are_reached_over_tls,
+    sentinels_and_their_master_are_reached_over_tls,
+    an_untrusted_peer_is_an_error_at_once_that_says_what_to_do,
+    a_private_ca_and_a_client_certificate_are_accepted,
     files_are_read_again_for_each_connection,
     an_expired_certificate_is_named_with_its_date,
-    an_untrusted_peer_is_an_error_at_once_that_says_what_to_do,
     impossible_settings_are_errors_before_any_connection,
     a_server_with_an_unverifiable_certificate_is_refused,
     a_peer_that_speaks_no_tls_is_named_at_once

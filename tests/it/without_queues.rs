@@ -11,12 +11,12 @@ use support::fair::{
 use support::{Server, assert_message_wakes, assert_released, eventually, ms};
 
 support::tests![
+    lock_is_released_without_the_permissions_for_queues,
     waiters_are_woken_by_releases,
     client_with_a_queue_and_one_without_wait_for_each_other,
     kinds_that_need_queues_are_a_wrong_configuration,
     missing_permission_for_queues_is_refused_with_a_hint,
-    set_whose_attempts_are_used_up_is_refused,
-    lock_is_released_without_the_permissions_for_queues
+    set_whose_attempts_are_used_up_is_refused
 ];
 
 fn builder(url: &str) -> ClientBuilder {

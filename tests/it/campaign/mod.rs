@@ -29,9 +29,9 @@ use self::users::user;
 support::roles![user];
 
 support::tests![
-    failures_of_processes_and_of_a_server_break_no_promise,
+    failovers_lose_nothing_that_all_replicas_have,
     failovers_break_no_promise,
-    failovers_lose_nothing_that_all_replicas_have
+    failures_of_processes_and_of_a_server_break_no_promise
 ];
 
 const MUTEX: &str = "mutex";

@@ -10,8 +10,8 @@ use support::{Server, TempDir, eventually, in_repository};
 use super::{PROGRAM, Program, WAIT_LIMIT, client};
 
 support::tests![
-    crontabs_of_the_documents_work_under_crons_path,
-    unit_of_the_documents_leads_again_after_a_loss
+    unit_of_the_documents_leads_again_after_a_loss,
+    crontabs_of_the_documents_work_under_crons_path
 ];
 
 /// Returns the lines of the crontabs in a document.

@@ -14,18 +14,18 @@ use support::{FakeServer, Recorder, Server, TempDir, eventually, free_port, ms};
 use super::{PROGRAM, Program, WAIT_LIMIT, client, code, delete, hold, output, program};
 
 support::tests![
+    usage_outage_and_refusal_have_their_exit_codes,
+    wait_that_ends_with_an_open_breaker_exits_69,
+    run_that_does_not_wait_for_the_lock_can_wait_for_redis,
     held_lock_is_waited_for_only_as_long_as_asked,
     exit_code_is_that_of_the_command,
     exit_code_is_that_of_the_command_if_its_parent_ignores_children,
     script_without_an_interpreter_line_runs,
-    usage_outage_and_refusal_have_their_exit_codes,
     errors_that_may_pass_exit_69_and_others_77,
     lock_that_another_program_replaced_counts_as_lost,
-    wait_that_ends_with_an_open_breaker_exits_69,
     output_that_cannot_be_written_has_its_exit_codes,
     command_gets_token_and_name_in_its_environment,
-    command_gets_no_variables_of_an_outer_lock,
-    run_that_does_not_wait_for_the_lock_can_wait_for_redis
+    command_gets_no_variables_of_an_outer_lock
 ];
 
 fn exit_code_is_that_of_the_command() {

@@ -5,8 +5,8 @@ use support::{Server, eventually};
 use super::{PROGRAM, Program, WAIT_LIMIT, client, hold, program};
 
 support::tests![
-    lock_of_an_ancestor_is_refused_with_a_message,
     readers_and_permits_of_ancestors_are_shared,
+    lock_of_an_ancestor_is_refused_with_a_message,
     reader_behind_a_writer_that_waits_for_its_ancestor_is_refused,
     lock_that_another_program_holds_is_waited_for
 ];

@@ -14,14 +14,14 @@ use support::{Proxy, Server, Terminal, Traffic, eventually, let_pass, ms};
 use super::{PROGRAM, Program, WAIT_LIMIT, client, hold, json, program, text};
 
 support::tests![
+    scans_leave_the_server_its_time,
     signal_ends_top_while_it_scans_or_redis_hangs,
     changes_of_holder_are_counted,
     longest_wait_is_shown,
     longest_wait_of_a_call_that_backs_off_is_shown,
     outage_is_outlasted,
     damaged_fence_of_a_free_lock_is_outlasted,
-    terminal_is_refreshed_in_place,
-    scans_leave_the_server_its_time
+    terminal_is_refreshed_in_place
 ];
 
 fn changes_of_holder_are_counted() {

@@ -12,8 +12,8 @@ use support::scripts;
 use support::{Cluster, Sentinels, Server, Setup, eventually, in_repository, ms, recorded_reply};
 
 support::tests![
-    one_server_replies_as_recorded,
     several_servers_reply_as_recorded,
+    one_server_replies_as_recorded,
     no_script_leaves_the_format_of_a_large_number_to_the_server
 ];
 

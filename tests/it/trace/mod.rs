@@ -15,13 +15,13 @@ use support::{Recorder, Server, ms};
 use self::recording::Trace;
 
 support::tests![
-    one_server::log_on_is_as_recorded,
+    one_server::undos_are_as_recorded,
     one_server::mutex_calls_are_as_recorded,
+    one_server::log_on_is_as_recorded,
     one_server::mutex_all_calls_are_as_recorded,
     one_server::fair_mutex_calls_are_as_recorded,
     shared::semaphore_calls_are_as_recorded,
     shared::rw_lock_calls_are_as_recorded,
-    one_server::undos_are_as_recorded,
     one_server::shared_stats_are_as_recorded,
     one_server::min_replicas_calls_are_as_recorded,
     several_servers::quorum_calls_are_as_recorded,
