@@ -19,6 +19,7 @@ use crate::holder_id::HolderId;
 use crate::kernel::bounds::{Bound, at_most};
 use crate::kernel::context::Context;
 use crate::kernel::engine::ServerNo;
+use crate::kernel::few::Few;
 use crate::kernel::held::HeldLease;
 use crate::kernel::last_reply::LastReply;
 use crate::kernel::mutant::{Mutant, is_on};
@@ -44,7 +45,7 @@ pub(crate) struct LockEntry {
     pub(super) name: Name,
     /// The name is that of a set: its calls wait in the entries of its names.
     pub(super) is_set: bool,
-    pub(super) held: Vec<Held>,
+    pub(super) held: Few<Held>,
     pub(super) capacity: usize,
     /// Until when the only lease lingers; `None` if somebody holds it.
     pub(super) lingers_until: Option<Instant>,
@@ -95,7 +96,7 @@ impl LockEntry {
         Self {
             name,
             is_set: lock.keys().names.len() > 1,
-            held: Vec::new(),
+            held: Few::default(),
             capacity,
             lingers_until: None,
             waiters: Waiters::default(),

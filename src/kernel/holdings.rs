@@ -70,7 +70,6 @@ impl LockEntry {
         if self.is_set {
             cx.kernel.table.note_set(&lease);
         }
-        self.held.reserve_exact(1);
         self.held.push(Held {
             lease: Arc::clone(&lease),
             is_shared,
@@ -281,7 +280,7 @@ impl LockEntry {
                 self.retire(n, cx);
             }
         }
-        for held in std::mem::take(&mut self.held) {
+        for held in self.held.take() {
             let lease = held.lease;
             lease.lose(Lost::ShutDown, cx.now, cx.fx);
             lease.rearm(cx);

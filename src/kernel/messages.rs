@@ -112,7 +112,7 @@ impl Kernel {
     ) {
         let cx = &mut self.at(now, fx);
         cx.for_each(|entry, cx| {
-            for held in &entry.held {
+            for held in entry.held.iter() {
                 if is_moved(&*held.lease.lock) {
                     held.lease.suspect(cx.now, cx.fx);
                     held.lease.rearm(cx);
@@ -167,7 +167,7 @@ impl Kernel {
     /// Checks the lease with this holder id.
     pub(crate) fn suspect(&self, holder: &[u8], now: Instant, fx: &mut Effects) {
         self.at(now, fx).for_each(|entry, cx| {
-            for held in &entry.held {
+            for held in entry.held.iter() {
                 if held.lease.id.as_str().as_bytes() == holder {
                     held.lease.suspect(cx.now, cx.fx);
                     held.lease.rearm(cx);

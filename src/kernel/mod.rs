@@ -25,6 +25,7 @@ pub(crate) mod ended;
 pub(crate) mod engine;
 pub(crate) mod entry;
 pub(crate) mod fault;
+pub(crate) mod few;
 pub(crate) mod groups;
 pub(crate) mod held;
 pub(crate) mod holdings;

@@ -274,7 +274,10 @@ impl Engine {
         // Without this server's key, the lease would have no vote to spare.
         let name = entry_name(&*round.command.lock);
         let shard = kernel.table.shard(&name).lock();
-        let mut held = shard.get(&*name).into_iter().flat_map(|entry| &entry.held);
+        let mut held = shard
+            .get(&*name)
+            .into_iter()
+            .flat_map(|entry| entry.held.iter());
         let found = held.find(|held| held.lease.id == round.id);
         found.is_some_and(|held| held.lease.remaining(now).is_some())
     }

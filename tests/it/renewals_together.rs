@@ -239,7 +239,7 @@ fn leases_of_another_ttl_are_renewed_by_another_command() {
     let server = Server::start();
     let (recorder, client) = recorded(&server);
     let lock = |n: usize| {
-        let ttl = if n % 2 == 0 { TTL } else { 2 * TTL };
+        let ttl = if n.is_multiple_of(2) { TTL } else { 2 * TTL };
         let mutex = client.mutex(format!("{n}")).ttl(ttl).renew_every(EVERY);
         mutex.lock().unwrap()
     };

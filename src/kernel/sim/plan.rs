@@ -290,7 +290,7 @@ impl Plan {
 
 /// Returns the bound that the plan of a seed lowers: three plans of ten have one.
 pub(super) fn low_bound(seed: u64) -> Option<Bound> {
-    let mut rng = Rng(seed ^ 0x6c6f_7765_72);
+    let mut rng = Rng(seed ^ 0x006c_6f77_6572);
     let bound = Bound::ALL[rng.below(Bound::ALL.len() as u64) as usize];
     rng.chance(300).then_some(bound)
 }

@@ -14,7 +14,7 @@ use crate::name::Name;
 
 fn check_entry(entry: &LockEntry, kernel: &Kernel, problems: &mut Vec<String>) {
     let pending = kernel.pending.lock();
-    for held in &entry.held {
+    for held in entry.held.iter() {
         if pending.has_for(&held.lease.lock, &held.lease.id) {
             problems.push(format!(
                 "the lease {:?} has a pending release",
