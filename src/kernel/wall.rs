@@ -94,7 +94,7 @@ impl Kernel {
     pub(crate) fn look_at_wall_clock(&self, at_start: Duration, now: Instant, fx: &mut Effects) {
         if self.wall_clock.look(now, at_start) {
             self.at(now, fx).for_each(|entry, cx| {
-                for held in &entry.held {
+                for held in entry.held.iter() {
                     cx.distrust(&held.lease);
                 }
             });
