@@ -282,7 +282,8 @@ end
 
 -- Sets the ttl of many readers' leases, as renew_shared.lua does for one.
 -- KEYS each lock, followed by its readers
--- ARGV[1] ttl in ms, which never shortens a lease; ARGV[2..] the holder ids in the order of the locks
+-- ARGV[1] ttl in ms, which never shortens a lease; ARGV[2..] the holder ids, in the order of the
+-- locks
 -- A list of one number for each lease: 1 renewed, 0 the lock is free, 2 held by another.
 -- An error is about none of them: some may be renewed.
 local reply = {}

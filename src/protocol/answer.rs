@@ -99,7 +99,7 @@ pub(crate) enum KeyState {
 }
 
 impl Answer {
-    /// Returns true if a call acquired, released or renewed the lock, or renewed all of many leases.
+    /// Returns true if a call acquired, released or renewed the lock; of many leases, all of them.
     pub(crate) fn is_done(&self) -> bool {
         match self {
             Self::Granted(_) => true,

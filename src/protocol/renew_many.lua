@@ -1,6 +1,7 @@
 -- Sets the ttl of many locks: of each that its caller holds.
 -- KEYS the locks
--- ARGV[1] ttl in ms, which never shortens that of a lock; ARGV[2..] the holder ids in the same order
+-- ARGV[1] ttl in ms, which never shortens that of a lock; ARGV[2..] the holder ids, in the same
+-- order
 -- A list of one number for each lock: 1 renewed, 0 free, 2 held by another.
 -- An error is about none of them: some may be renewed.
 local reply, written = {}, false
