@@ -10,8 +10,8 @@ use crate::runtime::Runtime;
 ///
 /// The first call may have failed because its pooled connection was dead already. Only a second
 /// failure says anything about Redis. Both calls share the deadline. If the client is shut down
-/// meanwhile, fails with [`Error::Closed`]. The caller has checked that it is in the process that made
-/// the client.
+/// meanwhile, fails with [`Error::Closed`]. The caller has checked that it is in the process that
+/// made the client.
 pub(crate) fn query<T>(
     runtime: &Runtime,
     mut ask: impl FnMut(Instant) -> Result<T, Fault>,

@@ -1,5 +1,5 @@
-//! The locks and the sleeps of the library, by shuttle. No time passes: a sleep ends only if another
-//! thread ends it, or by itself, once in a while.
+//! The locks and the sleeps of the library, by shuttle. No time passes: a sleep ends if another
+//! thread unparks it, or by itself at some moment.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::PoisonError;

@@ -403,6 +403,8 @@ pub(super) fn plan(family: Family, seed: u64) -> Plan {
         (plan.names, plan.ops, plan.ttl) = (1, rng.range(1, 3) as u32, 4_000 * MS);
         plan.drifts.truncate(plan.clients);
         plan.drifts.resize(plan.clients, 0);
+        // Hundreds of ids that are undone three at a time outlast the run.
+        plan.low = plan.low.filter(|low| *low != Bound::Ids);
     }
     plan.faults = faults(&plan, &mut rng);
     plan
