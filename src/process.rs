@@ -15,7 +15,7 @@ thread_local! {
 }
 
 /// Returns how often this thread has asked for the id of its process.
-#[cfg(test)]
+#[cfg(all(test, feature = "testing"))]
 pub(crate) fn times_asked() -> u32 {
     ASKED.get()
 }

@@ -491,7 +491,7 @@ impl Mutex {
         self.check()?;
         match self.keys.queue() {
             Some(queue) => query(runtime, |until| ask(queue, until)).map(Some),
-            None => Ok(None),
+            None => runtime.check_not_closed().map(|()| None),
         }
     }
 

@@ -68,7 +68,11 @@ impl Holding<'_> {
     pub(crate) fn keep_until(self, end: Instant) -> Result<(), Error> {
         let deployment = &self.runtime.deployment;
         // Redis counts whole milliseconds: rounded up, the key does not expire before `end`.
-        let left = (Instant::now().until(end)).saturating_add(Duration::from_millis(1));
+        let left = match end {
+            // The time was too long for a sum of instants: it is too long for a ttl, too.
+            Instant::NEVER => Duration::MAX,
+            end => (Instant::now().until(end)).saturating_add(Duration::from_millis(1)),
+        };
         // The lease must not end before the reply arrives, which would look like a loss.
         let reply = deployment.command_timeout().saturating_mul(2);
         let left = left.max(reply).max(SHORTEST_TTL);

@@ -15,9 +15,10 @@ pub(super) static ACQUIRE: Script = script!("acquire", "take_free", "draw_free",
 pub(super) static PROPOSE: Script = script!("propose", "last_token");
 pub(super) static RELEASE: Script = script!("release", "rewrite");
 pub(super) static RENEW: Script = script!("renew", "rewrite");
+static RENEW_EACH: Script = script!("renew_many", "rewrite");
 /// Also serves all other locks of one name that have one holder.
 pub(super) static RENEW_MANY: RenewMany = RenewMany {
-    script: script!("renew_many", "rewrite"),
+    script: &RENEW_EACH,
     most: 100,
 };
 /// Also serves locks of several names.

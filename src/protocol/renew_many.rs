@@ -10,7 +10,7 @@ use crate::protocol::verb::Verb;
 /// A script that renews many leases of a kind, which may be of the same lock.
 #[derive(Debug)]
 pub(crate) struct RenewMany {
-    pub(crate) script: Script,
+    pub(crate) script: &'static Script,
     /// The most leases of one call, so that it takes less than 1 ms of Redis's time.
     pub(crate) most: usize,
 }
@@ -25,7 +25,7 @@ impl RenewMany {
         ttl: Duration,
     ) -> Call<'a> {
         let verb = Verb::RenewMany(ids.len());
-        Call::new(verb, &self.script, [keys, &[]], [Arg::millis(ttl)]).followed_by(ids)
+        Call::new(verb, self.script, [keys, &[]], [Arg::millis(ttl)]).followed_by(ids)
     }
 }
 

@@ -31,17 +31,18 @@ pub(super) static RENEW: Script = script!(
     "later_end",
     "keep_reader"
 );
+static RENEW_EACH: Script = script!(
+    "renew_shared_many",
+    "state",
+    "each_reader",
+    "last_token",
+    "now",
+    "locks",
+    "later_end",
+    "keep_reader"
+);
 pub(super) static RENEW_MANY: RenewMany = RenewMany {
-    script: script!(
-        "renew_shared_many",
-        "state",
-        "each_reader",
-        "last_token",
-        "now",
-        "locks",
-        "later_end",
-        "keep_reader"
-    ),
+    script: &RENEW_EACH,
     most: 32,
 };
 pub(super) static INSPECT: Script = script!("inspect_shared", "now");

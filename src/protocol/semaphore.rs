@@ -44,8 +44,9 @@ pub(super) static RULES: QueueRules = QueueRules {
 };
 
 pub(super) static RENEW: Script = script!("permits_renew", "now");
+static RENEW_EACH: Script = script!("permits_renew_many", "now");
 pub(super) static RENEW_MANY: RenewMany = RenewMany {
-    script: script!("permits_renew_many", "now"),
+    script: &RENEW_EACH,
     most: 100,
 };
 pub(super) static INSPECT: Script = script!("permits_inspect", "now");

@@ -37,7 +37,7 @@ support::tests![
     set_without_renewal_expires_entirely,
     set_of_a_thousand_names_is_held_renewed_and_released,
     unreadable_key_is_an_error_and_nothing_stays_held,
-    key_that_became_unreadable_is_named_and_the_others_are_released,
+    key_that_became_unreadable_is_a_loss_and_the_others_are_released,
     unanswered_acquire_is_undone_and_release_repeated,
     acquire_with_too_few_replicas_is_undone,
     server_that_became_a_replica_reports_a_set_neither_held_nor_lost,
@@ -565,7 +565,7 @@ fn set_of_a_thousand_names_is_held_renewed_and_released() {
 }
 
 /// Another program overwrites the key of one name while the set is held.
-fn key_that_became_unreadable_is_named_and_the_others_are_released() {
+fn key_that_became_unreadable_is_a_loss_and_the_others_are_released() {
     let overwrite = |server: &Server| {
         server.run("DEL", &["lock:b"]);
         server.run("RPUSH", &["lock:b", "x"]);
@@ -576,7 +576,7 @@ fn key_that_became_unreadable_is_named_and_the_others_are_released() {
     overwrite(&server);
     for error in [guard.renew().err(), guard.unlock().err()] {
         assert!(
-            matches!(&error, Some(Error::WrongType { key, .. }) if key == "lock:b"),
+            matches!(&error, Some(Error::Lost(Lost::Taken))),
             "{error:?}"
         );
     }

@@ -8,9 +8,7 @@ use std::thread::{self, Scope, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::unbounded;
-use leasehold::{
-    Backoff, CancelToken, Client, Error, HealthPart, HealthState, Mutex, MutexGuard, WaitPolicy,
-};
+use leasehold::{Backoff, CancelToken, Client, Error, Mutex, MutexGuard, WaitPolicy};
 use redis::{Connection, RedisResult};
 use support::fair::{
     PATIENCE, PLACES, QUEUE, granted, push_place, queue_length, refresh_count, spawn_in_queue,
@@ -480,10 +478,13 @@ fn try_lock_fails_while_redis_hangs_although_a_call_of_its_client_has_a_place() 
         wait_for_queue_length(&server, 1);
         assert!(mutex.try_lock().unwrap().is_err());
         proxy.set_all(Traffic::Stall);
-        // The refresh of the waiting call gets no reply.
-        let is_failing = |part: &HealthPart| part.state == HealthState::Fails;
-        eventually(PATIENCE, || client.health().servers.iter().any(is_failing));
-        let failed = mutex.try_lock().unwrap_err();
+        // Until the refresh of the waiting call has got no reply, the lock is known to be taken.
+        let mut failed = None;
+        eventually(PATIENCE, || {
+            failed = mutex.try_lock().err();
+            failed.is_some()
+        });
+        let failed = failed.unwrap();
         proxy.set_all(Traffic::Pass);
         assert!(
             matches!(

@@ -371,7 +371,7 @@ fn lease_is_renewed<D: Deployment>(test: &TestScope<'_, D>) {
     assert!(test.client().mutex(test.name).try_lock().unwrap().is_err());
     guard.renew().unwrap();
     guard.set_ttl(ms(20_000)).unwrap();
-    assert!(guard.remaining().unwrap() > ms(19_000));
+    assert!(guard.remaining().unwrap() > ms(17_000));
     // On a busy machine, the key may have expired on a minority of a quorum's servers, which got a
     // renewal late. No renewal restores it there.
     assert!(test.is_true_of_a_majority(|server| server.pttl(&test.key) > 10_000));
