@@ -30,7 +30,7 @@ fn the_documented_user_may_do_what_the_scripts_call() {
         &mutex::PROPOSE,
         &mutex::RELEASE,
         &mutex::RENEW,
-        &mutex::RENEW_MANY.script,
+        mutex::RENEW_MANY.script,
         &mutex::UNDO,
     ];
     let all = [
@@ -52,13 +52,13 @@ fn the_documented_user_may_do_what_the_scripts_call() {
     });
     let permits = [
         &semaphore::RENEW,
-        &semaphore::RENEW_MANY.script,
+        semaphore::RENEW_MANY.script,
         &semaphore::INSPECT,
     ];
     let shared = [
         &rw_lock::DOWNGRADE,
         &rw_lock::RENEW,
-        &rw_lock::RENEW_MANY.script,
+        rw_lock::RENEW_MANY.script,
     ];
     let cohort = [&cohort::RELEASE, &cohort::REFRESH];
     let reads = [&keys::INSPECT, &keys::FENCE, &rw_lock::INSPECT];
