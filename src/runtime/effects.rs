@@ -61,6 +61,10 @@ impl Runtime {
         for told in &fx.lost {
             self.meters.lost(told.lost);
         }
+        for renewal in &fx.renewed {
+            let confirmed = renewal.end.as_ref().ok();
+            self.meters.renewed(confirmed.map(|it| it.lag));
+        }
         drop(fx.wake);
         for cell in fx.operations {
             cell.parker.unpark();
@@ -124,7 +128,6 @@ impl Runtime {
         let lease = &renewal.lease;
         match &renewal.end {
             Ok(confirmed) => {
-                self.meters.renewed(Some(confirmed.lag));
                 let Some(remaining) = confirmed.remaining else {
                     return;
                 };
@@ -147,7 +150,6 @@ impl Runtime {
                 );
             }
             Err(fault) => {
-                self.meters.renewed(None);
                 logging::debug!(
                     name:% = lease.lock, holder:% = lease.id.short(), outcome = "not renewed",
                     ttl_ms = lease.ttl_ms(), trace_id = lease.trace_id().as_deref();
