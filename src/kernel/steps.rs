@@ -10,23 +10,23 @@ thread_local! {
     static DECIDED: Cell<usize> = const { Cell::new(0) };
 }
 
-/// A decision looks at so many waiting calls, requests or ids.
+/// Counts the waiting calls, requests or ids that a decision looks at.
 #[cfg(sim)]
 pub(crate) fn visited(items: usize) {
     VISITED.set(VISITED.get() + items);
 }
 
-/// A decision looks at so many waiting calls, requests or ids.
+/// Counts the waiting calls, requests or ids that a decision looks at.
 #[cfg(not(sim))]
 pub(crate) fn visited(_: usize) {}
 
-/// A decision is about so many calls, or so many ids of a command or reply.
+/// Counts the calls, or the ids of a command or reply, that a decision is about.
 #[cfg(sim)]
 pub(crate) fn decided(items: usize) {
     DECIDED.set(DECIDED.get() + items);
 }
 
-/// A decision is about so many calls, or so many ids of a command or reply.
+/// Counts the calls, or the ids of a command or reply, that a decision is about.
 #[cfg(not(sim))]
 pub(crate) fn decided(_: usize) {}
 

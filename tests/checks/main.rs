@@ -1,4 +1,4 @@
-//! What can be checked without several processes: the imports and the documents of the repository,
+//! Checks that need no second process: the imports and the documents of the repository,
 //! models of the protocol, and the form of what is serialized.
 
 mod layers;

@@ -746,7 +746,7 @@ fn wait_for_undo(server: &Server) {
             break;
         }
     }
-    // The server is through with the command if it answers another one.
+    // The server has run the command once it answers another one.
     server.run("PING", &[]);
 }
 

@@ -71,7 +71,7 @@ fn renewals(recorder: &Recorder) -> Vec<(String, usize)> {
         .collect()
 }
 
-/// Waits until so many renewals of leases were answered from now on; returns the commands.
+/// Waits until this number of leases was renewed from now on; returns the commands.
 #[track_caller]
 fn next_renewals(recorder: &Recorder, leases: usize) -> Vec<(String, usize)> {
     let before = renewals(recorder).len();
