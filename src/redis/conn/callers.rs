@@ -31,10 +31,13 @@ pub(in crate::redis) fn this_thread() -> Waker {
     Waker::from(Arc::new(Parked(thread::current())))
 }
 
-/// The queue, with a waker for each call.
+/// The queue, with a waker for each call. Thousands may wait: their place is never looked for by a
+/// walk. Each list is in the order of the numbers.
 #[derive(Debug)]
 pub(super) struct Callers<T> {
-    waiting: VecDeque<Caller<T>>,
+    counted: VecDeque<Caller<T>>,
+    exempt: VecDeque<Caller<T>>,
+    kept: VecDeque<Caller<T>>,
     numbers: u64,
 }
 
@@ -45,24 +48,34 @@ struct Caller<T> {
     waker: T,
 }
 
-/// Identifies a queued call.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Identifies a queued call: later calls have higher numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::redis) struct Number(u64);
 
 impl<T> Default for Callers<T> {
     fn default() -> Self {
         Self {
-            waiting: VecDeque::new(),
+            counted: VecDeque::new(),
+            exempt: VecDeque::new(),
+            kept: VecDeque::new(),
             numbers: 0,
         }
     }
 }
 
 impl<T> Callers<T> {
+    fn list(&mut self, cap_rule: Cap) -> &mut VecDeque<Caller<T>> {
+        match cap_rule {
+            Cap::Counted => &mut self.counted,
+            Cap::Exempt => &mut self.exempt,
+            Cap::Kept { .. } => &mut self.kept,
+        }
+    }
+
     pub(in crate::redis) fn join(&mut self, cap_rule: Cap, waker: T) -> Number {
         self.numbers += 1;
         let number = Number(self.numbers);
-        self.waiting.push_back(Caller {
+        self.list(cap_rule).push_back(Caller {
             number,
             cap_rule,
             waker,
@@ -71,16 +84,24 @@ impl<T> Callers<T> {
     }
 
     pub(in crate::redis) fn leave(&mut self, number: Number) {
-        self.waiting.retain(|caller| caller.number != number);
+        for list in [&mut self.counted, &mut self.exempt, &mut self.kept] {
+            if let Ok(n) = list.binary_search_by_key(&number, |caller| caller.number) {
+                list.remove(n);
+            }
+        }
     }
 
     pub(in crate::redis) fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
+        self.counted.is_empty() && self.exempt.is_empty() && self.kept.is_empty()
     }
 
     pub(in crate::redis) fn count(&self, cap_rule: Cap) -> usize {
-        let waiting = self.waiting.iter();
-        waiting.filter(|caller| caller.cap_rule == cap_rule).count()
+        match cap_rule {
+            Cap::Counted => self.counted.len(),
+            Cap::Exempt => self.exempt.len(),
+            // Only threads of the client keep a connection: there are few.
+            kept => self.kept.iter().filter(|it| it.cap_rule == kept).count(),
+        }
     }
 
     /// Returns how many of the next connections go to the calls ahead of `number`, or ahead of a
@@ -92,35 +113,27 @@ impl<T> Callers<T> {
         cap_rule: Cap,
         room: usize,
     ) -> Option<usize> {
-        let waiting = self.waiting.iter();
-        let earlier = waiting.take_while(|caller| Some(caller.number) != number);
-        let (mut free, mut capped) = (0, 0);
-        for caller in earlier {
-            match caller.cap_rule {
-                Cap::Exempt => free += 1,
-                Cap::Counted => capped += 1,
-                // May have to leave the idle connections to the calls behind it.
-                Cap::Kept { .. } => {}
-            }
-        }
+        let ahead = |list: &VecDeque<Caller<T>>| match number {
+            Some(number) => list.partition_point(|caller| caller.number < number),
+            None => list.len(),
+        };
+        // Those that keep a connection may have to leave the idle ones to the calls behind them.
+        let (free, capped) = (ahead(&self.exempt), ahead(&self.counted));
         let may = cap_rule != Cap::Counted || capped < room;
         may.then_some(free + capped.min(room))
     }
 
     /// Returns the wakers of the calls that can use the next connections, in order.
-    pub(super) fn next(&self, mut room: usize) -> impl Iterator<Item = &T> {
-        let has_room = move |caller: &&Caller<T>| {
-            if caller.cap_rule != Cap::Counted {
-                return true;
-            }
-            let has_room = room > 0;
-            room = room.saturating_sub(1);
-            has_room
-        };
-        self.waiting
-            .iter()
-            .filter(has_room)
-            .map(|caller| &caller.waker)
+    pub(super) fn next(&self, room: usize) -> impl Iterator<Item = &T> {
+        let counted = self.counted.range(..room.min(self.counted.len()));
+        let lists = [counted, self.exempt.range(..), self.kept.range(..)];
+        let mut lists = lists.map(Iterator::peekable);
+        std::iter::from_fn(move || {
+            let firsts = lists.iter_mut().enumerate();
+            let firsts = firsts.filter_map(|(n, list)| Some((list.peek()?.number, n)));
+            let (_, first) = firsts.min()?;
+            lists[first].next().map(|caller| &caller.waker)
+        })
     }
 }
 

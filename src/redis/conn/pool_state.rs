@@ -77,7 +77,7 @@ impl PoolState {
             0 => 0,
             _ => self.left_by(kept),
         };
-        usable.count() + left > self.idle.len()
+        usable.take(self.idle.len() + 1).count() + left > self.idle.len()
     }
 
     /// Returns whether a connection in use may come back for a caller: it then waits for that one,
