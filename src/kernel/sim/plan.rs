@@ -250,7 +250,24 @@ impl Plan {
 
     /// Returns the longest time for which a free lock may be idle although a call waits.
     pub(super) fn longest_idle(&self) -> Time {
-        self.longest_idle_by_true_clocks() + self.latest_by_clock()
+        self.longest_idle_by_true_clocks() + self.latest_by_clock() + self.kept_by_forgotten()
+    }
+
+    /// Returns how long a key may stay whose release was forgotten because of the lowered bound.
+    fn kept_by_forgotten(&self) -> Time {
+        match self.low {
+            Some(Bound::Recent | Bound::KeySeen) => self.ttl,
+            _ => 0,
+        }
+    }
+
+    /// Returns for how long the clocks of clients stand still, one after the other.
+    pub(super) fn paused(&self) -> Time {
+        let pauses = self.faults.iter().map(|(_, fault)| match fault {
+            Fault::Pause(_, time) => *time,
+            _ => 0,
+        });
+        pauses.sum()
     }
 
     fn longest_idle_by_true_clocks(&self) -> Time {

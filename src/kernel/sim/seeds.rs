@@ -414,3 +414,24 @@ fn a_lease_that_a_pause_of_the_machine_outlasted_is_not_held() {
          handoffs=0 backoff=0 linger=0 drifts=0,0 faults=2275577:Pause.1.13774837",
     );
 }
+
+/// The release was the fourth, with a bound of three: a failover brought its key back for a ttl.
+#[test]
+fn a_lock_whose_release_was_forgotten_is_idle_for_a_ttl_at_most() {
+    assert_keeps(
+        "seed=489617653278 family=Failover servers=1 clients=1 threads=3 ops=6 names=2 kinds=Fair \
+         ttl=4000000 handoffs=0 backoff=0 linger=0 drifts=0 low=Recent \
+         faults=22887:Snapshot,118343:Failover,1880312:LoseMessages.0.517222,1935499:Panic.0.1,\
+         2015866:LoseMessages.0.435821,2463077:Cancel.0.0,3375771:LoseMessages.0.337615",
+    );
+}
+
+/// The machine of the client was paused: its clock says later that the time of a release is over.
+#[test]
+fn a_release_of_a_paused_client_ends_that_much_later() {
+    assert_keeps(
+        "seed=301373327498 family=Clocks servers=1 clients=1 threads=1 ops=15 names=1 kinds=NoQueue \
+         ttl=5981000 handoffs=0 backoff=0 linger=0 drifts=0 \
+         faults=127859:Cut.0.Engine.true,3127970:Pause.0.12564990",
+    );
+}

@@ -415,7 +415,7 @@ impl World {
                 return Err(violation);
             }
             if end == NEVER && self.clients.iter().all(Client::is_done) {
-                end = self.now + 20_000 * MS;
+                end = self.now + 20_000 * MS + self.plan.paused();
             }
             if self.now > end {
                 break;
