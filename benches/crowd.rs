@@ -53,7 +53,7 @@ const HELD_FOR: Duration = Duration::from_secs(3_600);
 /// The stack of a waiting thread, in bytes.
 const STACK: usize = 128 * 1024;
 
-/// What the threads wait for.
+/// A kind of lock that the threads wait for.
 struct Kind {
     name: &'static str,
     key: &'static str,

@@ -210,7 +210,7 @@ fn pair(lock: &Mutex) {
     lock.lock().unwrap().unlock().unwrap();
 }
 
-/// What one of the three servers of a quorum does.
+/// The behaviour of one of the three servers of a quorum.
 struct Disturbance {
     label: &'static str,
     /// The key of the longest gap meanwhile.

@@ -36,7 +36,7 @@ pub(crate) fn bound_of(name: &str) -> Option<Bound> {
     Bound::ALL.into_iter().find(|it| format!("{it:?}") == name)
 }
 
-/// What a lowered bound is.
+/// The value of a lowered bound.
 #[cfg(sim)]
 const LOWERED: usize = 3;
 

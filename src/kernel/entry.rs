@@ -72,7 +72,7 @@ pub(crate) struct LockEntry {
     pub(super) armed: Option<[Instant; 2]>,
 }
 
-/// What few entries have.
+/// The parts that few entries have.
 #[derive(Debug, Default)]
 pub(super) struct Extras {
     /// Calls for sets, which nobody asks for here: they try again when the name may be free.

@@ -121,7 +121,7 @@ pub(super) struct Inner {
     pub(super) has_left: bool,
 }
 
-/// What few leases have.
+/// The parts that few leases have.
 #[derive(Default)]
 pub(super) struct Extras {
     listeners: Vec<Sender<Lost>>,

@@ -25,7 +25,7 @@ pub(crate) enum Item {
     Rounds,
 }
 
-/// What is due.
+/// The items that are due.
 #[derive(Debug, Default)]
 pub(super) struct Taken {
     pub(super) leases: Vec<Arc<HeldLease>>,

@@ -32,7 +32,7 @@ pub struct Tests {
     pub timed: &'static [Listed],
     /// Tests that change their process for good: each runs in a process of its own.
     pub in_own_process: &'static [Listed],
-    /// What child processes run.
+    /// The functions that child processes run.
     pub roles: &'static [Listed],
 }
 
