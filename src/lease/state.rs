@@ -343,13 +343,21 @@ impl LeaseState {
         }
         self.renewing = true;
         let renews = self.renews();
-        // A renewal never shortens a ttl, so requesting 1 ms changes nothing.
-        let ttl = if renews {
-            self.ttl
-        } else {
-            Duration::from_millis(1)
+        let ttl = match renews {
+            true => self.ttl,
+            false => self.ttl_of_check(now),
         };
         Some(RenewalRequest { ttl, renews })
+    }
+
+    /// Returns a ttl that the key still has, so that asking for it changes nothing.
+    fn ttl_of_check(&self, now: Instant) -> Duration {
+        match self.gone_at {
+            // If the key is there although the machine has stood still, Redis's clock was set back:
+            // the key must not end before the lease, whose clock was late.
+            Some(_) => self.validity(now) + self.ttl.saturating_sub(validity(self.ttl)),
+            None => Duration::from_millis(1),
+        }
     }
 
     /// Begins a renewal if one is due now, or soon enough to be sent with those of other leases.

@@ -43,7 +43,7 @@ pub(crate) enum Due {
 /// A request to Redis to renew a lease, or only to check it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RenewalRequest {
-    /// The ttl to set; 1 ms, which changes nothing, if `renews` is false.
+    /// The ttl to set. If `renews` is false, one that the key has, as far as the client knows.
     pub(crate) ttl: Duration,
     /// If false, the command only checks that the client still holds the lease, and changes
     /// nothing.

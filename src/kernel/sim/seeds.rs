@@ -435,3 +435,15 @@ fn a_release_of_a_paused_client_ends_that_much_later() {
          faults=127859:Cut.0.Engine.true,3127970:Pause.0.12564990",
     );
 }
+
+/// A lease without renewal that was in doubt after a pause of its machine counted on when Redis
+/// still had the key, whose end a clock that was set back had only put off.
+#[test]
+fn a_lease_in_doubt_does_not_outlast_a_key_that_a_clock_set_back_has_kept() {
+    assert_keeps(
+        "seed=656495996560 family=Clocks servers=1 clients=3 threads=2 ops=6 names=1 kinds=Fair \
+         ttl=3545000 handoffs=0 backoff=0 linger=0 drifts=0,0,0 \
+         faults=848873:Pause.2.6621556,1342874:LoseMessages.1.332350,2635531:Cancel.0.1,\
+         3236931:Back.5716451",
+    );
+}

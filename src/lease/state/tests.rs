@@ -204,6 +204,24 @@ fn suspected_loss_is_checked_without_renewing() {
 }
 
 #[test]
+fn lease_in_doubt_asks_for_a_key_that_outlasts_it() {
+    let mut lease = acquired_on(LeaseTerms {
+        renew_every: None,
+        ..terms()
+    });
+    assert!(lease.distrust(ms(20_000), at(5000)));
+    let request = lease.begin_renewal(at(5000)).unwrap();
+    assert!(!request.renews);
+    assert_eq!(
+        request.ttl,
+        ms(5000),
+        "what the key has if no machine was paused"
+    );
+    lease.confirmed(at(5000), at(5000), request);
+    assert_eq!(lease.status(at(5000)), LeaseStatus::Held(ms(3998)));
+}
+
+#[test]
 fn suspected_loss_is_checked_until_a_later_reply() {
     let mut lease = acquired_on(LeaseTerms {
         renew_every: None,
