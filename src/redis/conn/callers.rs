@@ -104,6 +104,11 @@ impl<T> Callers<T> {
         }
     }
 
+    /// Returns how many of the calls keep their connection.
+    pub(super) fn keeping(&self) -> usize {
+        self.kept.len()
+    }
+
     /// Returns how many of the next connections go to the calls ahead of `number`, or ahead of a
     /// call that is not queued. Returns `None` if the cap, which allows `room` more connections,
     /// leaves none for the call.

@@ -62,7 +62,10 @@ impl Pool {
             }
             let soonest = state.soonest.take().unwrap_or(Instant::NEVER);
             let made = MutexGuard::unlocked(&mut state, || self.connect(soonest));
-            let ends_waits = made.as_ref().is_err_and(ConnectError::ends_waits);
+            let (has_failed, ends_waits) = match &made {
+                Ok(_) => (false, false),
+                Err(error) => (true, error.ends_waits()),
+            };
             match made {
                 Ok(connection) if self.has_use_for(&connection, &state) => {
                     state.dialing.succeeded();
@@ -80,7 +83,12 @@ impl Pool {
                 // This dialer is abandoned: only the failures of the working one count.
                 Err(_) => {}
             }
-            self.wake_all(&state);
+            match has_failed {
+                // The calls that were waiting may end with this failure.
+                true => self.wake_all(&state),
+                // Thousands may wait for one connection.
+                false => self.wake_next(&state),
+            }
             if ends_waits && state.dialing.is_current(number) {
                 // All waiting calls fail with this error. The next call starts a dialer, which
                 // first pauses.
@@ -144,6 +152,8 @@ mod tests {
     use super::*;
     use std::io::Write as _;
     use std::net::TcpListener;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Wake, Waker};
     use std::thread;
 
     use crate::config::Config;
@@ -191,6 +201,28 @@ mod tests {
         let now = Instant::now();
         state.dialing.start(now);
         assert!(state.dialing.needs_dialer(now.after(LONG), Duration::ZERO));
+    }
+
+    #[test]
+    fn connection_that_was_made_wakes_one_waiter() {
+        struct Woken(AtomicUsize);
+        impl Wake for Woken {
+            fn wake(self: Arc<Self>) {
+                self.0.fetch_add(1, Ordering::SeqCst);
+            }
+        }
+        let (listener, pool) = listener_and_pool(1);
+        let woken = Arc::new(Woken(AtomicUsize::new(0)));
+        for _ in 0..100 {
+            let waker = Waker::from(Arc::clone(&woken));
+            pool.state.lock().callers.join(Cap::Counted, waker);
+        }
+        let dialer = pool.ensure_dialer(&mut pool.state.lock(), Instant::now());
+        assert!(dialer.is_none(), "it has started");
+        let mut server = listener.accept().unwrap().0;
+        server.write_all(b"+OK\r\n+OK\r\n+OK\r\n").unwrap();
+        assert_eq!(pool.connector.dialers.wait(Instant::now().after(LONG)), 0);
+        assert_eq!(woken.0.load(Ordering::SeqCst), 1);
     }
 
     /// There is room to dial for the second waiter, and its wake-up went to the first.

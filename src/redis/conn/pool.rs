@@ -249,8 +249,9 @@ impl Pool {
     /// Wakes the next waiters: a connection is idle, or there is room to make one.
     pub(in crate::redis) fn wake_next(&self, state: &PoolState) {
         let next = state.callers.next(self.cap.saturating_sub(state.out));
-        next.take(state.idle.len().max(1))
-            .for_each(Waker::wake_by_ref);
+        // Those that keep a connection may have to leave an idle one to the calls behind them.
+        let woken = state.idle.len().max(1) + state.callers.keeping();
+        next.take(woken).for_each(Waker::wake_by_ref);
     }
 
     pub(super) fn wake_all(&self, state: &PoolState) {
