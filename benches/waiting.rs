@@ -1,6 +1,8 @@
 //! The cost of a thousand threads of one client waiting for a name that another client holds:
-//! requests to Redis, processor time and memory.
+//! requests to Redis, processor time and memory. And the requests of 200 clients that contend for a
+//! name, which each of them holds for 20 ms.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -18,6 +20,11 @@ const WATCHED: Duration = Duration::from_secs(20);
 
 /// The ttl of the holder: so long that no renewal is due during the bench.
 const HELD_FOR: Duration = Duration::from_secs(3_600);
+
+/// The clients that contend for a name, and their sections.
+const CLIENTS: usize = 200;
+const SECTION: Duration = ms(20);
+const CONTENDED: Duration = Duration::from_secs(5);
 
 /// The stack of a waiting thread, in bytes: a wait needs no more.
 const STACK: usize = 64 * 1024;
@@ -48,6 +55,13 @@ fn main() {
         ],
         &rows,
     );
+    let contended = contend(&server, |client| client.mutex("c").lock());
+    let fair_contended = contend(&server, |client| client.fair_mutex("d").lock());
+    common::print_table(
+        &["200 clients, sections of 20 ms", "requests/s (quartiles)"],
+        &[("Mutex", &contended), ("FairMutex", &fair_contended)]
+            .map(|(name, requests)| vec![name.to_owned(), requests.show(0)]),
+    );
     let bar = |name: &str, value| Row::bar(name, value).ours();
     let picture = Picture {
         title: format!("{WAITERS} threads of one client wait for a name"),
@@ -77,6 +91,8 @@ fn main() {
             ),
             ("waiting_core_pct", format!("{:.2}", plain.core.median)),
             ("fair_waiting_core_pct", format!("{:.2}", fair.core.median)),
+            ("requests_per_s_200_clients", contended.figure()),
+            ("fair_requests_per_s_200_clients", fair_contended.figure()),
             ("waiter_kib", format!("{:.1}", plain.kib)),
         ],
         &picture,
@@ -132,4 +148,35 @@ fn watch(server: &Server, lock: fn(&Client) -> Result<MutexGuard, Error>) -> Cos
         core: Spread::of(cores.into_iter()),
         kib,
     }
+}
+
+/// Measures the requests of clients that take turns, per second.
+fn contend(server: &Server, lock: fn(&Client) -> Result<MutexGuard, Error>) -> Spread {
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let clients = (0..CLIENTS).map(|_| Client::open(server.url()).unwrap());
+        for client in clients.collect::<Vec<_>>() {
+            let is_over = &is_over;
+            thread::Builder::new()
+                .stack_size(STACK)
+                .spawn_scoped(scope, move || {
+                    while !is_over.load(Ordering::Relaxed) {
+                        let guard = lock(&client).unwrap();
+                        thread::sleep(SECTION);
+                        guard.unlock().unwrap();
+                    }
+                })
+                .unwrap();
+        }
+        // Each client subscribes, and has its place.
+        thread::sleep(ms(5_000));
+        let rounds = (0..ROUNDS).map(|_| {
+            let (monitor, began) = (Monitor::start(server), clock());
+            thread::sleep(CONTENDED);
+            monitor.stop() as f64 / (clock() - began).as_secs_f64()
+        });
+        let requests = Spread::of(rounds.collect::<Vec<_>>().into_iter());
+        is_over.store(true, Ordering::Relaxed);
+        requests
+    })
 }

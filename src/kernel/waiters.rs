@@ -154,12 +154,13 @@ impl Waiters {
         let after = parked.keys();
         self.listeners += usize::from(parked.is_listener());
         self.listeners -= usize::from(was_listener);
-        if before != after {
-            for key in before.into_iter().flatten() {
-                self.index.remove(&(key, no));
+        for (before, after) in before.into_iter().zip(after) {
+            if before != after {
+                if let Some(before) = before {
+                    self.index.remove(&(before, no));
+                }
+                self.index.extend(after.map(|after| (after, no)));
             }
-            self.index
-                .extend(after.into_iter().flatten().map(|key| (key, no)));
         }
         Some(result)
     }
