@@ -11,6 +11,12 @@ use crate::kernel::waiter::{Waiter, WaiterNo};
 
 #[derive(Debug, Default)]
 pub(super) struct Waiters {
+    /// `None` if nobody waits: most entries have a lease only.
+    lists: Option<Box<Lists>>,
+}
+
+#[derive(Debug, Default)]
+struct Lists {
     by_no: BTreeMap<WaiterNo, Box<Parked>>,
     index: BTreeSet<(Key, WaiterNo)>,
     in_line: usize,
@@ -69,23 +75,27 @@ impl Parked {
 
 impl Waiters {
     pub(super) fn len(&self) -> usize {
-        self.by_no.len()
+        self.lists.as_ref().map_or(0, |lists| lists.by_no.len())
     }
 
     pub(super) fn is_empty(&self) -> bool {
-        self.by_no.is_empty()
+        self.lists.is_none()
     }
 
     pub(super) fn in_line(&self) -> usize {
-        self.in_line
+        self.lists.as_ref().map_or(0, |lists| lists.in_line)
     }
 
     pub(super) fn get(&self, no: WaiterNo) -> Option<&Waiter> {
-        self.by_no.get(&no).map(|it| &it.waiter)
+        self.parked(no).map(|it| &it.waiter)
     }
 
     pub(super) fn is_in_line(&self, no: WaiterNo) -> bool {
-        self.by_no.get(&no).is_some_and(|it| it.list == List::Line)
+        self.parked(no).is_some_and(|it| it.list == List::Line)
+    }
+
+    fn parked(&self, no: WaiterNo) -> Option<&Parked> {
+        self.lists.as_ref()?.by_no.get(&no).map(|it| &**it)
     }
 
     // ------------------------------------------------------------------ the lists
@@ -110,7 +120,8 @@ impl Waiters {
 
     fn push_last(&mut self, waiter: Waiter, list: List) {
         let all = (Key::In(list, i64::MIN), 0)..=(Key::In(list, i64::MAX), WaiterNo::MAX);
-        let order = match self.index.range(all).next_back() {
+        let lists = self.lists.get_or_insert_default();
+        let order = match lists.index.range(all).next_back() {
             Some((Key::In(_, last), _)) => last + 1,
             _ => 0,
         };
@@ -124,20 +135,23 @@ impl Waiters {
             list,
             order,
         };
+        let lists = self.lists.get_or_insert_default();
         let keys = parked.keys().into_iter().flatten();
-        self.index.extend(keys.map(|key| (key, no)));
-        self.in_line += usize::from(list == List::Line);
-        self.listeners += usize::from(parked.is_listener());
-        self.by_no.insert(no, Box::new(parked));
+        lists.index.extend(keys.map(|key| (key, no)));
+        lists.in_line += usize::from(list == List::Line);
+        lists.listeners += usize::from(parked.is_listener());
+        lists.by_no.insert(no, Box::new(parked));
     }
 
     pub(super) fn remove(&mut self, no: WaiterNo) -> Option<Waiter> {
-        let parked = *self.by_no.remove(&no)?;
+        let lists = self.lists.as_mut()?;
+        let parked = *lists.by_no.remove(&no)?;
         for key in parked.keys().into_iter().flatten() {
-            self.index.remove(&(key, no));
+            lists.index.remove(&(key, no));
         }
-        self.in_line -= usize::from(parked.list == List::Line);
-        self.listeners -= usize::from(parked.is_listener());
+        lists.in_line -= usize::from(parked.list == List::Line);
+        lists.listeners -= usize::from(parked.is_listener());
+        self.lists.take_if(|lists| lists.by_no.is_empty());
         Some(parked.waiter)
     }
 
@@ -147,19 +161,20 @@ impl Waiters {
         no: WaiterNo,
         act: impl FnOnce(&mut Waiter) -> T,
     ) -> Option<T> {
-        let parked = self.by_no.get_mut(&no)?;
+        let lists = self.lists.as_mut()?;
+        let parked = lists.by_no.get_mut(&no)?;
         visited(1);
         let (before, was_listener) = (parked.keys(), parked.is_listener());
         let result = act(&mut parked.waiter);
         let after = parked.keys();
-        self.listeners += usize::from(parked.is_listener());
-        self.listeners -= usize::from(was_listener);
+        lists.listeners += usize::from(parked.is_listener());
+        lists.listeners -= usize::from(was_listener);
         for (before, after) in before.into_iter().zip(after) {
             if before != after {
                 if let Some(before) = before {
-                    self.index.remove(&(before, no));
+                    lists.index.remove(&(before, no));
                 }
-                self.index.extend(after.map(|after| (after, no)));
+                lists.index.extend(after.map(|after| (after, no)));
             }
         }
         Some(result)
@@ -183,7 +198,7 @@ impl Waiters {
     /// Returns a call that needs messages: one that has waited, or any that messages wake. Walks
     /// over the calls.
     pub(super) fn listener(&self, any: bool) -> Option<&Waiter> {
-        if self.listeners == 0 && !any {
+        if self.lists.as_ref()?.listeners == 0 && !any {
             return None;
         }
         let woken = self.from(Key::Woken(List::Line, i64::MIN));
@@ -245,10 +260,13 @@ impl Waiters {
     }
 
     fn first(&self, from: Key) -> Option<(Key, WaiterNo)> {
-        self.index.range((from, 0)..).next().copied()
+        let lists = self.lists.as_ref()?;
+        lists.index.range((from, 0)..).next().copied()
     }
 
     fn from(&self, from: Key) -> impl Iterator<Item = &(Key, WaiterNo)> {
-        self.index.range((from, 0)..).inspect(|_| visited(1))
+        let index = self.lists.iter().map(|lists| &lists.index);
+        let found = index.flat_map(move |index| index.range((from, 0)..));
+        found.inspect(|_| visited(1))
     }
 }
