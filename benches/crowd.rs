@@ -105,8 +105,8 @@ const KINDS: [Kind; 6] = [
     },
 ];
 
-/// What a round measures, in the unit of its name. While all wait, the longest; while the threads
-/// begin, p99.
+/// The measures of a round, in the units of their names. While all wait, the longest; while the
+/// threads begin, p99.
 const MEASURES: [&str; 10] = [
     "wait_s",
     "had_s",

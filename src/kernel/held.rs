@@ -68,7 +68,7 @@ pub(crate) struct Holder {
     pub(crate) reports: Option<Box<Reports>>,
 }
 
-/// What a holder wants to be told, and what log records say about it.
+/// The callbacks of a holder, and its trace id for log records.
 #[derive(Clone, Default)]
 pub(crate) struct Reports {
     pub(crate) trace_id: Option<Arc<str>>,

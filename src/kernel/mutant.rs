@@ -101,7 +101,7 @@ mistakes! {
         UnansweredIsForgotten,
         /// A closed client keeps its places.
         ClosedKeepsPlaces,
-        /// What is found of one lease counts for another that was renewed with it.
+        /// The reply about one lease counts for another that was renewed with it.
         RenewalsAreMixedUp,
         /// A change of ttl without a reply counts as done.
         SetTtlIsCertain,

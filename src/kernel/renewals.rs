@@ -20,7 +20,7 @@ use crate::protocol::answer::{Answer, KeyState};
 /// The most bytes of keys and holder ids in one command, unless those of one lease are longer.
 const MOST_BYTES: usize = 32 * 1024;
 
-/// What the renewals of one command have in common: the script, the ttl, `min_replicas`, and the
+/// The common part of the renewals of one command: the script, the ttl, `min_replicas`, and the
 /// slot in a cluster.
 type Common = (&'static str, Duration, Option<(usize, Duration)>, u16);
 

@@ -28,7 +28,7 @@ const MOST_CLOCK_STEPS: usize = 8;
 /// How far the wall clock has run ahead of the other one, and when.
 #[derive(Debug)]
 pub(super) struct WallClock {
-    /// What the wall clock showed at [`Instant::START`], by the last step, in ns.
+    /// The time of the wall clock at [`Instant::START`], by the last step, in ns.
     at_start: AtomicU64,
     /// When the last step was noticed, in ns.
     last: AtomicU64,

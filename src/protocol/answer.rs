@@ -68,7 +68,7 @@ pub(crate) enum Answer {
     /// Another holder's value.
     Foreign(Vec<u8>),
     Undone(Undone),
-    /// What a renewal of many leases found of each.
+    /// The states of the keys, by the reply to a renewal of many leases.
     Renewed(Vec<KeyState>),
     /// The holder; `None` if the lock is free.
     Holder(Option<Holder>),
