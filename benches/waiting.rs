@@ -55,13 +55,7 @@ fn main() {
         ],
         &rows,
     );
-    let contended = contend(&server, |client| client.mutex("c").lock());
-    let fair_contended = contend(&server, |client| client.fair_mutex("d").lock());
-    common::print_table(
-        &["200 clients, sections of 20 ms", "requests/s (quartiles)"],
-        &[("Mutex", &contended), ("FairMutex", &fair_contended)]
-            .map(|(name, requests)| vec![name.to_owned(), requests.show(0)]),
-    );
+    let [contended, fair_contended] = contended(&server);
     let bar = |name: &str, value| Row::bar(name, value).ours();
     let picture = Picture {
         title: format!("{WAITERS} threads of one client wait for a name"),
@@ -150,7 +144,19 @@ fn watch(server: &Server, lock: fn(&Client) -> Result<MutexGuard, Error>) -> Cos
     }
 }
 
-/// Measures the requests of clients that take turns, per second.
+/// Measures the requests of clients that take turns with a `Mutex`, and with a `FairMutex`.
+fn contended(server: &Server) -> [Spread; 2] {
+    let plain = contend(server, |client| client.mutex("c").lock());
+    let fair = contend(server, |client| client.fair_mutex("d").lock());
+    common::print_table(
+        &["200 clients, sections of 20 ms", "requests/s (quartiles)"],
+        &[("Mutex", &plain), ("FairMutex", &fair)]
+            .map(|(name, requests)| vec![name.to_owned(), requests.show(0)]),
+    );
+    [plain, fair]
+}
+
+/// Returns the requests of clients that take turns, per second.
 fn contend(server: &Server, lock: fn(&Client) -> Result<MutexGuard, Error>) -> Spread {
     let is_over = AtomicBool::new(false);
     thread::scope(|scope| {
