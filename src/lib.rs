@@ -35,7 +35,8 @@
 //!
 //! # Features
 //!
-//! - `tls`: `rediss://` through rustls, with `ring`.
+//! - `tls`: `rediss://` through rustls, with the crypto provider that the program has installed, or
+//!   else `ring`.
 //! - `cli`: the [program `leasehold`](guide::cli), which runs a command under a lock and shows
 //!   locks. It does not change the library.
 //! - `metrics`: sends [statistics](guide::observability#statistics) to the recorder of the

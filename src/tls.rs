@@ -2,10 +2,12 @@
 
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::UNIX_EPOCH;
 use std::{fmt, fs};
 
 use redis::{RedisError, RedisResult};
+use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::server::WebPkiClientVerifier;
@@ -119,7 +121,9 @@ impl Tls {
                 roots
             }
         };
-        let config = ClientConfig::builder().with_root_certificates(roots);
+        let config = ClientConfig::builder_with_provider(provider())
+            .with_safe_default_protocol_versions()?
+            .with_root_certificates(roots);
         match client {
             Some((chain, key)) => Ok(config.with_client_auth_cert(chain, key)?),
             None => Ok(config.with_no_client_auth()),
@@ -148,7 +152,8 @@ impl Tls {
         // so an authority that did not issue the certificate is good enough.
         let mut any = RootCertStore::empty();
         any.add(own.clone()).ok()?;
-        let verifier = WebPkiClientVerifier::builder(any.into()).build().ok()?;
+        let verifier = WebPkiClientVerifier::builder_with_provider(any.into(), provider());
+        let verifier = verifier.build().ok()?;
         let now = UnixTime::since_unix_epoch(wall_time().duration_since(UNIX_EPOCH).ok()?);
         let end = expiry(&verifier.verify_client_cert(own, &[], now).err()?)?;
         let place = chain.place();
@@ -175,11 +180,11 @@ impl fmt::Debug for Tls {
     }
 }
 
-/// Installs a crypto provider for the process, unless one is installed. Without it, rustls panics
-/// in a program that links two providers and has installed none.
-pub(crate) fn install_provider() {
-    // An error means that the program or an earlier call has installed one.
-    let _ = rustls::crypto::ring::default_provider().install_default();
+/// Returns the crypto provider that the program has installed, or else ring. Installs none: that is
+/// the program's choice. Constructors of rustls that take no provider may install one.
+pub(crate) fn provider() -> Arc<CryptoProvider> {
+    let installed = CryptoProvider::get_default().cloned();
+    installed.unwrap_or_else(|| rustls::crypto::ring::default_provider().into())
 }
 
 /// Returns the certificates in a PEM text; `None` if there are none or one is damaged.
@@ -221,12 +226,8 @@ fn read_client(chain: &[u8], key: &[u8], place: &str) -> Result<OwnCertificate, 
             place,
         );
     };
-    install_provider();
-    let Some(provider) = rustls::crypto::CryptoProvider::get_default() else {
-        unreachable!("just installed, or installed by the program")
-    };
     let own = (chain.clone(), key.clone_key());
-    let what = match rustls::sign::CertifiedKey::from_der(chain, key, provider) {
+    let what = match rustls::sign::CertifiedKey::from_der(chain, key, &provider()) {
         Ok(_) => return Ok(own),
         Err(TlsError::InconsistentKeys(InconsistentKeys::KeyMismatch)) => {
             "tls_client_cert: the key does not belong to the certificate"

@@ -85,8 +85,6 @@ impl Address {
             Some("rediss" | "valkeys") if !cfg!(feature = "tls") => {
                 return Err(config("TLS needs leasehold's `tls` feature"));
             }
-            #[cfg(feature = "tls")]
-            Some("rediss" | "valkeys") => crate::tls::install_provider(),
             Some(_) => {}
         }
         check_places(url).map_err(config)?;

@@ -1,6 +1,8 @@
-//! Promises about a whole process: its memory and threads, and a logger or recorder that a program
-//! installs for all of it.
+//! Promises about a whole process: its memory and threads, and a logger, a recorder or a crypto
+//! provider that a program installs for all of it.
 
+#[cfg(feature = "tls")]
+mod crypto_provider;
 mod memory;
 #[cfg(feature = "metrics")]
 mod metrics;
@@ -16,6 +18,8 @@ fn main() -> ExitCode {
         at_once: &[memory::TESTS],
         timed: &[],
         in_own_process: &[
+            #[cfg(feature = "tls")]
+            crypto_provider::OWN_PROCESS,
             #[cfg(feature = "metrics")]
             metrics::OWN_PROCESS,
             panicking_logger::OWN_PROCESS,

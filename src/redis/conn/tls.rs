@@ -199,7 +199,7 @@ mod tests {
     use crate::protocol::reply::Reply;
     use crate::redis::conn::connection::Connection;
     use crate::redis::conn::connector::Connector;
-    use crate::tls::{Pem, Tls, install_provider};
+    use crate::tls::{Pem, Tls, provider};
     use crate::url::Address;
 
     macro_rules! pem {
@@ -215,7 +215,9 @@ mod tests {
     fn serve(mut stream: TcpStream, text: &[u8]) -> TcpStream {
         let chain = CertificateDer::pem_slice_iter(pem!("server.pem"));
         let key = PrivateKeyDer::from_pem_slice(pem!("server.key")).unwrap();
-        let config = ServerConfig::builder_with_protocol_versions(&[&rustls::version::TLS12])
+        let config = ServerConfig::builder_with_provider(provider())
+            .with_protocol_versions(&[&rustls::version::TLS12])
+            .unwrap()
             .with_no_client_auth()
             .with_single_cert(chain.map(Result::unwrap).collect(), key)
             .unwrap();
@@ -248,7 +250,6 @@ mod tests {
 
     #[test]
     fn reply_sent_with_the_last_message_of_the_handshake_is_read() {
-        install_provider();
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let (over, is_over) = mpsc::channel::<()>();
         let address = address_of(&listener);
@@ -268,7 +269,6 @@ mod tests {
     /// A TLS terminator whose Redis is down is such a peer.
     #[test]
     fn peer_that_is_silent_after_the_handshake_is_not_said_to_speak_no_tls() {
-        install_provider();
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let config = Config {
             connect_timeout: LONG,
