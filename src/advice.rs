@@ -13,10 +13,12 @@ const UNTRUSTED_CLIENT: &str = "; the server rejects the client certificate: a c
 
 /// Parts of error texts, each with its advice and a leading separator. The first part that the text
 /// contains counts.
-const ADVICE: [(&str, &str); 32] = [
+const ADVICE: [(&str, &str); 35] = [
     // The error lists the missing permissions already. The names of keys in that list may contain
     // any of the texts below.
     (" needs +", ""),
+    // The error says itself which side of Sentinel needs another setting.
+    ("sentinel_tls=", ""),
     // The error repeats the arguments, which may contain any of the texts below.
     (
         "unknown command",
@@ -53,6 +55,18 @@ const ADVICE: [(&str, &str); 32] = [
     ),
     ("NOAUTH", NO_PASSWORD),
     ("Authentication required", NO_PASSWORD),
+    (
+        "the nodes of the cluster announce this address",
+        "; let the nodes announce the name in their certificate (cluster-announce-hostname, and \
+         cluster-preferred-endpoint-type hostname), or replace the address by that name here, as \
+         *=NAME with ClientBuilder::address_map (--address-map)",
+    ),
+    (
+        "the sentinels name this address",
+        "; let the sentinels announce the name in the master's certificate (resolve-hostnames and \
+         announce-hostnames), or replace the address by that name here, as *=NAME with \
+         ClientBuilder::address_map (--address-map)",
+    ),
     (
         "not valid for name",
         "; the URL must name the server as its certificate does",

@@ -309,7 +309,7 @@ impl Cause {
 impl From<RedisError> for Cause {
     fn from(error: RedisError) -> Self {
         match ConnectFailure::of(&error) {
-            Some(ConnectFailure::Expired(_)) | None => {}
+            Some(ConnectFailure::Certificate(_)) | None => {}
             Some(failure) => return Self::of_failure(failure, ""),
         }
         if error.is_timeout() {

@@ -19,9 +19,10 @@ pub(crate) enum ConnectFailure {
     Rejected(String),
     /// The peer closed the connection instead of a reply to this command of the log-on.
     ClosedAt(&'static str),
-    /// A certificate has expired. Unlike the others, this lasts until a certificate is replaced.
+    /// A certificate has expired, or is for another name than the announced address. Unlike the
+    /// others, this lasts until somebody changes that.
     #[cfg_attr(not(feature = "tls"), expect(dead_code, reason = "no TLS"))]
-    Expired(String),
+    Certificate(String),
     /// The peer accepted the connection and sent nothing until the deadline, like a TLS port
     /// addressed without TLS.
     Silent,
@@ -64,7 +65,7 @@ impl ConnectFailure {
 impl fmt::Display for ConnectFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Local(what) | Self::Expired(what) => f.write_str(what),
+            Self::Local(what) | Self::Certificate(what) => f.write_str(what),
             Self::Rejected(answer) => write!(
                 f,
                 "the server rejected the credentials, which are asked for again at each connect: \
@@ -89,7 +90,7 @@ impl From<ConnectFailure> for RedisError {
         let kind = match &failure {
             ConnectFailure::Local(_) => io::ErrorKind::Other,
             ConnectFailure::Rejected(_) => io::ErrorKind::PermissionDenied,
-            ConnectFailure::Expired(_) => io::ErrorKind::InvalidData,
+            ConnectFailure::Certificate(_) => io::ErrorKind::InvalidData,
             ConnectFailure::Silent => io::ErrorKind::TimedOut,
             ConnectFailure::ClosedAt(_) | ConnectFailure::ClosedUnheard(_) => {
                 io::ErrorKind::UnexpectedEof

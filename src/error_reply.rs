@@ -187,7 +187,7 @@ pub(crate) fn is_final_at_logon(error: &RedisError) -> bool {
 /// Returns whether one side rejected the other's certificate, or the lack of one.
 #[cfg(feature = "tls")]
 pub(crate) fn is_tls_refusal(error: &RedisError) -> bool {
-    if let Some(ConnectFailure::Expired(_)) = ConnectFailure::of(error) {
+    if let Some(ConnectFailure::Certificate(_)) = ConnectFailure::of(error) {
         return true;
     }
     use rustls::AlertDescription as Alert;

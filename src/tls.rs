@@ -140,7 +140,7 @@ impl Tls {
                 .map(|end| format!("invalid peer certificate: certificate expired on {end}")),
             None => None,
         };
-        why.map_or(error, |why| ConnectFailure::Expired(why).into())
+        why.map_or(error, |why| ConnectFailure::Certificate(why).into())
     }
 
     /// Returns when the client certificate expired; `None` if it is valid.

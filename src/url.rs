@@ -2,7 +2,9 @@
 
 mod address;
 mod check;
+mod explain;
 mod foreign;
+mod role;
 #[cfg(test)]
 mod tests;
 
@@ -22,6 +24,7 @@ use crate::url::check::{
     UNESCAPED, check_fragment, check_port, check_query, invalid, is_logon_cut_off,
 };
 use crate::url::foreign::canonical;
+use crate::url::role::Role;
 
 pub(crate) use crate::url::address::{Address, Logon};
 pub(crate) use crate::url::foreign::cleaned;
@@ -31,7 +34,13 @@ pub(crate) use crate::url::foreign::cleaned;
 const MOST_SERVERS: usize = 63;
 
 /// The query parameters of a URL of sentinels.
-const SENTINEL_PARAMETERS: [&str; 4] = ["db", "sentinel_user", "sentinel_pass", "protocol"];
+const SENTINEL_PARAMETERS: [&str; 5] = [
+    "db",
+    "sentinel_user",
+    "sentinel_pass",
+    "sentinel_tls",
+    "protocol",
+];
 
 /// The deployment that a URL describes.
 pub(crate) enum Target {
@@ -170,24 +179,94 @@ impl Target {
         }
     }
 
-    /// Returns whether the connections to all servers are encrypted.
+    /// Returns whether the connections to any server or sentinel are encrypted.
     #[cfg(feature = "tls")]
     pub(crate) fn has_tls(&mut self) -> bool {
         let mut addresses = self.addresses().into_iter();
-        addresses.all(|address| address.has_tls())
+        addresses.any(|address| address.has_tls())
     }
 
-    /// Sets TLS for every server, including those whose address is learnt later.
+    /// Sets whether the connections to the sentinels are encrypted. Those to the master stay as
+    /// they are.
+    #[cfg(feature = "tls")]
+    pub(crate) fn with_sentinel_tls(mut self, on: bool) -> Result<Self, Error> {
+        let Self::Sentinel(sentinel) = &mut self else {
+            return Err(Error::Config(
+                "sentinel_tls (REDIS_SENTINEL_TLS) needs sentinels: ClientBuilder::sentinel, or a \
+                 URL with redis+sentinel://"
+                    .into(),
+            ));
+        };
+        for address in &mut sentinel.sentinels {
+            address.encrypt(on);
+        }
+        sentinel.set_roles();
+        Ok(self)
+    }
+
+    /// Sets the certificates for every server with TLS, including those whose address is learnt
+    /// later. Fails if a server has no TLS: the certificates suggest encryption. Only the sentinels
+    /// may all differ from their master in that.
     #[cfg(feature = "tls")]
     pub(crate) fn with_tls(mut self, tls: &Tls) -> Result<Self, Error> {
-        if tls.is_set() {
-            tls.check()?;
-            let tls = Arc::new(tls.clone());
-            for address in self.addresses() {
-                address.set_tls(&tls)?;
+        if !tls.is_set() {
+            return Ok(self);
+        }
+        tls.check()?;
+        let has_tls = self.has_tls();
+        let mut plain = self.addresses().into_iter();
+        let plain = plain.find(|address| !address.has_tls());
+        match plain.map(|address| address.label.clone()) {
+            _ if !has_tls => return Err(self.needs_tls()),
+            Some(_) if self.has_tls_for_one_side() => {}
+            Some(label) => {
+                return Err(Error::Config(format!(
+                    "tls_root (REDIS_TLS_CA) and tls_client_cert (REDIS_TLS_CERT) are set, and \
+                     other servers have TLS, but {label} has none: write rediss:// for it, too"
+                )));
             }
+            None => {}
+        }
+        let tls = Arc::new(tls.clone());
+        for address in self.addresses() {
+            address.set_tls(&tls);
         }
         Ok(self)
+    }
+
+    /// Returns whether all sentinels have TLS and their master has none, or the reverse.
+    #[cfg(feature = "tls")]
+    fn has_tls_for_one_side(&self) -> bool {
+        let Self::Sentinel(Sentinel {
+            sentinels, data, ..
+        }) = self
+        else {
+            return false;
+        };
+        let mut sentinels = sentinels.iter();
+        sentinels.all(|sentinel| sentinel.has_tls() != data.has_tls())
+    }
+
+    /// The error for certificates without any TLS.
+    #[cfg(feature = "tls")]
+    fn needs_tls(&self) -> Error {
+        let sentinels = match self {
+            Self::Sentinel(_) => {
+                "; if only the sentinels have TLS, set sentinel_tls=yes, and if only the master has \
+                 it, use rediss+sentinel:// with sentinel_tls=no"
+            }
+            _ => "",
+        };
+        Error::Config(format!(
+            "tls_root (REDIS_TLS_CA) and tls_client_cert (REDIS_TLS_CERT) need a URL with TLS: \
+             rediss://…, rediss+sentinel://…, rediss+cluster://… or rediss+quorum://…{sentinels}"
+        ))
+    }
+
+    /// Returns whether the servers are a master and its sentinels.
+    #[cfg(feature = "tls")]
+    pub(crate) fn is_sentinel(&self) -> bool {
+        matches!(self, Self::Sentinel(_))
     }
 
     /// Returns the quorum of the independent servers that these URLs name.
@@ -234,11 +313,9 @@ impl Target {
             let (scheme, rest) = sentinel.split_once("://").unwrap_or((scheme, sentinel));
             sentinel_address(scheme, "", rest.strip_suffix('/').unwrap_or(rest))
         };
-        Ok(Self::Sentinel(Sentinel {
-            sentinels: sentinels.iter().map(parse).collect::<Result<_, _>>()?,
-            master: name.to_owned(),
-            data: Address::parse(&format!("{scheme}://{logon}master/{db}{query}"))?,
-        }))
+        let sentinels = sentinels.iter().map(parse).collect::<Result<_, _>>()?;
+        let data = Address::parse(&format!("{scheme}://{logon}master/{db}{query}"))?;
+        Ok(Self::Sentinel(Sentinel::new(sentinels, name, data)))
     }
 
     /// The address without credentials, for messages.
@@ -279,7 +356,11 @@ impl Nodes {
                 ));
             }
         }
-        let data = first.clone();
+        let mut data = first.clone();
+        data.role = Role::Node {
+            seeds: seeds.iter().filter_map(host_port).collect(),
+            is_announced: false,
+        };
         Ok(Self { seeds, data })
     }
 
@@ -290,16 +371,31 @@ impl Nodes {
 
     /// The host and port of each seed.
     pub(crate) fn addresses(&self) -> impl Iterator<Item = HostPort> {
-        self.seeds.iter().filter_map(|seed| match seed.info.addr() {
-            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
-                Some((host.clone(), *port))
-            }
-            _ => None,
-        })
+        self.seeds.iter().filter_map(host_port)
     }
 }
 
 impl Sentinel {
+    fn new(sentinels: Vec<Address>, master: &str, data: Address) -> Self {
+        let mut this = Self {
+            sentinels,
+            master: master.to_owned(),
+            data,
+        };
+        this.set_roles();
+        this
+    }
+
+    /// Notes at each address which side it is, for the advice in errors.
+    fn set_roles(&mut self) {
+        for sentinel in &mut self.sentinels {
+            sentinel.role = Role::Sentinel;
+        }
+        self.data.role = Role::Master {
+            sentinels_have_tls: self.sentinels.iter().any(Address::has_tls),
+        };
+    }
+
     /// Parses the part after the scheme: `[user:password@]host[:port],…/name[/db][?…]`.
     fn parse(scheme: &str, rest: &str) -> Result<Self, Error> {
         let [logon, hosts, path, query] = parts(rest);
@@ -323,12 +419,15 @@ impl Sentinel {
             (None, None) => String::new(),
             (user, password) => format!("{}:{}@", user.unwrap_or(""), password.unwrap_or("")),
         };
+        let scheme = match value("sentinel_tls") {
+            None => scheme,
+            Some("yes") => "rediss",
+            Some("no") => "redis",
+            Some(_) => return Err(sentinel_config("the parameter `sentinel_tls` is yes or no")),
+        };
         let parse = |host| sentinel_address(scheme, &logon, host);
-        Ok(Self {
-            sentinels: hosts.split(',').map(parse).collect::<Result<_, _>>()?,
-            master: master.to_owned(),
-            data,
-        })
+        let sentinels = hosts.split(',').map(parse).collect::<Result<_, _>>()?;
+        Ok(Self::new(sentinels, master, data))
     }
 
     /// The addresses without credentials, for messages.
@@ -338,6 +437,16 @@ impl Sentinel {
             Escaped::said(&self.master),
             labels(&self.sentinels, ",")
         )
+    }
+}
+
+/// Returns the host and port of a server that has them.
+fn host_port(address: &Address) -> Option<HostPort> {
+    match address.info.addr() {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+            Some((host.clone(), *port))
+        }
+        _ => None,
     }
 }
 
@@ -452,6 +561,6 @@ fn sentinel_config(what: impl AsRef<str>) -> Error {
     invalid(
         what,
         "redis+sentinel://[user:password@]host[:port],host[:port]/name[/db]\
-         [?sentinel_user=…&sentinel_pass=…]",
+         [?sentinel_user=…&sentinel_pass=…&sentinel_tls=yes|no]",
     )
 }

@@ -19,6 +19,8 @@ pub(crate) struct Violation {
     pub(crate) kind: ViolationKind,
     /// The first bytes of the reply, at most 40. They are not escaped.
     pub(crate) read: Vec<u8>,
+    /// What helps, with a leading separator; empty if only the text decides about the advice.
+    hint: String,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,8 +45,26 @@ impl Violation {
         // A peer may send back what it reads, and a password follows this word of the log-on.
         let auth = read.windows(4).position(|word| word == b"AUTH");
         let read = auth.and_then(|at| read.get(..at + 4)).unwrap_or(read);
-        let read = read.to_vec();
-        Self { kind, read }
+        Self {
+            kind,
+            read: read.to_vec(),
+            hint: String::new(),
+        }
+    }
+
+    /// Returns this violation with what helps.
+    pub(crate) fn with_hint(self, hint: String) -> Self {
+        Self { hint, ..self }
+    }
+
+    /// Returns whether the peer speaks TLS, if the two sides differ in that.
+    pub(crate) fn speaks_tls(&self) -> Option<bool> {
+        match (self.kind, &*self.read) {
+            // The alert with which a TLS server answers plain text.
+            (ViolationKind::NotResp, [0x15, 0x03, ..]) => Some(true),
+            (ViolationKind::NotTls, [b'-', ..]) => Some(false),
+            _ => None,
+        }
     }
 
     /// Returns the violation that `error` carries, if any.
@@ -72,7 +92,8 @@ impl fmt::Display for Violation {
             ViolationKind::TooLarge => "reply larger than the limits: it",
             ViolationKind::Endless => "message not complete in time: it",
         };
-        write!(f, "{what} begins \"{}\"", Escaped::whole(&self.read))
+        let (read, hint) = (Escaped::whole(&self.read), &self.hint);
+        write!(f, "{what} begins \"{read}\"{hint}")
     }
 }
 

@@ -43,6 +43,9 @@ pub struct ClientBuilder {
     /// Where the credentials of the servers come from, and those of the sentinels.
     credentials: Option<CredentialsSource>,
     sentinel_credentials: Option<CredentialsSource>,
+    /// Whether connections to sentinels are encrypted; `None` means what the URL says.
+    #[cfg(feature = "tls")]
+    sentinel_tls: Option<bool>,
     /// Where announced addresses are reached, or why the pairs are invalid.
     address_map: Option<Result<AddressMap, Error>>,
     config: Config,
@@ -133,7 +136,25 @@ impl ClientBuilder {
     #[cfg(feature = "tls")]
     pub(super) fn has_tls(&self) -> bool {
         let target = self.source.as_ref().map(UrlSource::target);
+        let target = target.map(|target| self.with_sentinel_tls(target?));
         target.is_some_and(|target| target.is_ok_and(|mut target| target.has_tls()))
+    }
+
+    /// Returns whether the servers are set, and the builder does not say whether their sentinels
+    /// have TLS.
+    #[cfg(feature = "tls")]
+    pub(super) fn lacks_sentinel_tls(&self) -> bool {
+        let target = self.source.as_ref().map(UrlSource::target);
+        let is_sentinel = target.is_some_and(|target| target.is_ok_and(|it| it.is_sentinel()));
+        is_sentinel && self.sentinel_tls.is_none()
+    }
+
+    #[cfg(feature = "tls")]
+    fn with_sentinel_tls(&self, target: Target) -> Result<Target, Error> {
+        match self.sentinel_tls {
+            Some(on) => target.with_sentinel_tls(on),
+            None => Ok(target),
+        }
     }
 
     /// Sets some nodes of a Redis Cluster; the client learns the others from them.
@@ -506,7 +527,7 @@ impl ClientBuilder {
 
     /// Returns the settings if they are valid.
     pub(crate) fn check(self) -> Result<(Config, Target), Error> {
-        let Some(source) = self.source else {
+        let Some(source) = &self.source else {
             return Err(Error::Config(
                 "no server is set: call ClientBuilder::url, cluster, sentinel or quorum".into(),
             ));
@@ -518,6 +539,10 @@ impl ClientBuilder {
         }
         self.config.check_values()?;
         let mut target = source.target()?;
+        #[cfg(feature = "tls")]
+        {
+            target = self.with_sentinel_tls(target)?;
+        }
         target = match &self.credentials {
             None => target.fill_in_logon(&self.logon),
             // The password comes from there, and may be for the user of the environment.

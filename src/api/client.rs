@@ -83,7 +83,9 @@ impl Client {
     ///
     /// With Sentinel, `name` is the master's name, and the user and password are the master's. The
     /// default port of a sentinel is 26379. If the sentinels need their own credentials, append
-    /// `?sentinel_user=…&sentinel_pass=…`. The client follows the master when it moves.
+    /// `?sentinel_user=…&sentinel_pass=…`. The scheme is for the master and the sentinels;
+    /// `?sentinel_tls=no` reaches sentinels without TLS, of a master with it, and
+    /// `?sentinel_tls=yes` the reverse. The client follows the master when it moves.
     ///
     /// With Cluster, the URL lists some of the nodes; the client learns the others from them. Each
     /// name is kept by the master of its slot. The client follows a slot that moves, and a replica
@@ -145,6 +147,7 @@ impl Client {
     /// | `REDIS_PASSWORD_FILE` | the file that contains the password, in place of `REDIS_PASSWORD`; see [`password_file`](ClientBuilder::password_file) | none |
     /// | `REDIS_DB` | the database number | `0` |
     /// | `REDIS_TLS_CA` | the PEM file for [`tls_root_file`](ClientBuilder::tls_root_file) | the system's authorities |
+    /// | `REDIS_SENTINEL_TLS` | [`sentinel_tls`](ClientBuilder::sentinel_tls): `yes` or `no` | as the URL says |
     /// | `REDIS_TLS_CERT`, `REDIS_TLS_KEY` | the PEM files for [`tls_client_cert_files`](ClientBuilder::tls_client_cert_files) | none |
     /// | `LOCK_TTL_MS` | [`ttl`](ClientBuilder::ttl) in ms | `10000` |
     /// | `LOCK_CONNECT_TIMEOUT_MS` | [`connect_timeout`](ClientBuilder::connect_timeout) in ms | `1000` |
@@ -168,6 +171,8 @@ impl Client {
     /// the credentials of the master.
     ///
     /// The files for TLS need a URL with TLS (`rediss://`) and the feature `tls`.
+    /// `REDIS_SENTINEL_TLS` is ignored if the servers are no sentinels, or if
+    /// [`sentinel_tls`](ClientBuilder::sentinel_tls) was called before.
     ///
     /// ```
     /// use leasehold::Client;

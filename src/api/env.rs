@@ -178,7 +178,7 @@ fn logon(text: &impl Fn(&str) -> Result<Option<String>, Error>) -> Result<Logon,
     Ok(logon)
 }
 
-/// Sets the PEM files for TLS.
+/// Sets whether sentinels have TLS, and the PEM files.
 ///
 /// The variables are ignored if the builder had a URL without TLS. If the environment sets such a
 /// URL, `build` fails: the files suggest encryption, but the connections would not be encrypted.
@@ -188,6 +188,15 @@ fn tls(
     text: &impl Fn(&str) -> Result<Option<String>, Error>,
     had_source: bool,
 ) -> Result<ClientBuilder, Error> {
+    if builder.lacks_sentinel_tls()
+        && let Some(on) = text("REDIS_SENTINEL_TLS")?
+    {
+        builder = builder.sentinel_tls(match &*on {
+            "yes" => true,
+            "no" => false,
+            _ => return Err(expected("REDIS_SENTINEL_TLS", "yes or no")),
+        });
+    }
     if had_source && !builder.has_tls() {
         return Ok(builder);
     }
@@ -231,7 +240,12 @@ fn tls(
         // If that URL has no TLS, the variables are ignored. If it has, `build` fails.
         return Ok(builder);
     }
-    for name in ["REDIS_TLS_CA", "REDIS_TLS_CERT", "REDIS_TLS_KEY"] {
+    for name in [
+        "REDIS_TLS_CA",
+        "REDIS_TLS_CERT",
+        "REDIS_TLS_KEY",
+        "REDIS_SENTINEL_TLS",
+    ] {
         if text(name)?.is_some() {
             let why = "this program was built without the feature `tls` of leasehold";
             return Err(unusable(name, why));

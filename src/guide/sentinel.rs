@@ -12,6 +12,13 @@
 //! [`ClientBuilder::sentinel`](crate::ClientBuilder::sentinel) takes the same values as separate
 //! arguments.
 //!
+//! `rediss+sentinel://` encrypts the connections to the sentinels and to the master.
+//! `?sentinel_tls=no` leaves out TLS for the sentinels, and `redis+sentinel://` with
+//! `?sentinel_tls=yes` leaves it out for the master;
+//! [`ClientBuilder::sentinel_tls`](crate::ClientBuilder::sentinel_tls) does the same. Without TLS to
+//! the sentinels, whoever can change that traffic chooses the master; with TLS to the master, that
+//! server must have a certificate that the client trusts.
+//!
 //! The client asks all sentinels in parallel for the master's address, and subscribes at each
 //! sentinel to the announcements of failovers. After a failover, the client closes every connection
 //! to the old master. It then immediately asks the new master about every lease that it holds, and

@@ -7,7 +7,7 @@
 mod beliefs;
 pub(crate) mod replies;
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -37,6 +37,9 @@ pub(crate) struct Sentinels {
     beliefs: Mutex<Beliefs>,
     /// For each sentinel: its reference count is the number of threads that ask it plus one.
     asking: Vec<Arc<()>>,
+    /// For each sentinel: it has accepted a connection that is being made, and has sent nothing on
+    /// it.
+    awaits_first: Vec<AtomicBool>,
     /// The label of the address that was tried last, until a connection to it was made.
     trying: Mutex<Option<String>>,
     /// How many times the master has moved, and the connections to the old one were given up.
@@ -61,6 +64,9 @@ impl Sentinels {
         Self {
             beliefs: Mutex::new(Beliefs::none(sentinel.sentinels.len())),
             asking: sentinel.sentinels.iter().map(|_| Arc::default()).collect(),
+            awaits_first: (sentinel.sentinels.iter())
+                .map(|_| AtomicBool::default())
+                .collect(),
             sentinel,
             dialers: dialers.clone(),
             trying: Mutex::default(),
@@ -202,6 +208,7 @@ impl Sentinels {
         let answers = gather(&self.dialers, asks, timeout, is_final_at_logon, enough);
         let answers = answers.map_err(|failure| match failure {
             NoAnswer::Refused(error) | NoAnswer::Silent(Some((_, error))) => error,
+            NoAnswer::Silent(None) if self.awaits_first() => ConnectFailure::Silent.into(),
             NoAnswer::Silent(None) => (ErrorKind::Io, "no sentinel answered in time").into(),
         })?;
         let (mut beliefs, now) = (self.beliefs.lock(), Instant::now());
@@ -257,7 +264,16 @@ impl Sentinels {
     /// Connects to one sentinel within `timeout`.
     pub(crate) fn connection(&self, n: usize, timeout: Duration) -> RedisResult<Connection> {
         let until = Instant::now().after(timeout);
-        Connection::open(&self.sentinel.sentinels[n], None, until, |_| ())
+        let awaits_first = |awaits| self.awaits_first[n].store(awaits, Ordering::Relaxed);
+        let opened = Connection::open(&self.sentinel.sentinels[n], None, until, awaits_first);
+        awaits_first(false);
+        opened
+    }
+
+    /// Returns whether a sentinel has accepted a connection, and has not sent anything on it.
+    pub(super) fn awaits_first(&self) -> bool {
+        let mut sentinels = self.awaits_first.iter();
+        sentinels.any(|awaits| awaits.load(Ordering::Relaxed))
     }
 
     /// Returns whether an announcement on [`MOVES`](replies::MOVES) is about this master.
@@ -335,6 +351,16 @@ impl Sentinels {
     /// being tried.
     pub(super) fn trying(&self) -> Option<String> {
         self.trying.lock().clone()
+    }
+
+    /// Returns advice for a peer that accepts connections and does not reply: the master if its
+    /// address is being tried, else a sentinel.
+    pub(super) fn tls_hint(&self) -> String {
+        let sentinel = match self.trying.lock().is_some() {
+            true => None,
+            false => self.sentinel.sentinels.first(),
+        };
+        sentinel.unwrap_or(&self.sentinel.data).tls_hint()
     }
 
     /// How many times the master has moved.

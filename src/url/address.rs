@@ -19,6 +19,7 @@ use crate::resolver::Resolver;
 use crate::tls::Tls;
 use crate::url::check::{check_places, check_query, invalid, one_database};
 use crate::url::foreign::{canonical, scheme_advice};
+use crate::url::role::Role;
 
 /// Idle time before TCP keepalive: the kernel notices a dead peer within half a minute, even if no
 /// call reads.
@@ -47,6 +48,7 @@ pub(crate) struct Address {
     pub(crate) resolver: Arc<Resolver>,
     /// Replaces the addresses made from this one.
     pub(super) map: AddressMap,
+    pub(super) role: Role,
     #[cfg(feature = "tls")]
     pub(crate) tls: Arc<Tls>,
 }
@@ -118,6 +120,7 @@ impl Address {
             closes_on_optional: Arc::default(),
             resolver: Arc::default(),
             map: AddressMap::default(),
+            role: Role::default(),
             #[cfg(feature = "tls")]
             tls: Arc::default(),
         })
@@ -151,23 +154,22 @@ impl Address {
         self.closes_on_optional.store(true, Ordering::Relaxed);
     }
 
-    /// Advice for a peer at this address that accepts connections and does not reply.
-    pub(crate) fn tls_hint(&self) -> &'static str {
-        match self.info.addr() {
-            ConnectionAddr::Tcp(..) => "; if it expects TLS, use rediss://",
-            ConnectionAddr::TcpTls { .. } => "; if it does not speak TLS, use redis://",
-            _ => "",
-        }
-    }
-
     /// Another address, which a sentinel or a node announces, with the same credentials and TLS
     /// settings.
     pub(crate) fn at(&self, host: &str, port: u16) -> Self {
         let Some((reached, at)) = self.map.replacement(host, port) else {
             return self.of(host, port);
         };
-        let announced = self.of(host, port).label;
+        if (reached.as_str(), at) == (host, port) {
+            return self.of(host, port);
+        }
+        let Self {
+            label: announced,
+            role,
+            ..
+        } = self.of(host, port);
         let mut address = self.of(&reached, at);
+        address.role = role;
         address.label = format!("{announced} (reached at {})", address.label);
         address
     }
@@ -184,6 +186,7 @@ impl Address {
         }
         Self {
             label: label(&addr),
+            role: self.role.at(host, port),
             info: self.info.clone().set_addr(addr),
             ..self.clone()
         }
@@ -211,22 +214,33 @@ impl Address {
         self.info = self.info.clone().set_redis_settings(redis);
     }
 
-    #[cfg(feature = "tls")]
     pub(super) fn has_tls(&self) -> bool {
         matches!(self.info.addr(), ConnectionAddr::TcpTls { .. })
     }
 
+    /// Sets whether connections to this address are encrypted.
     #[cfg(feature = "tls")]
-    pub(super) fn set_tls(&mut self, tls: &Arc<Tls>) -> Result<(), Error> {
-        if !self.has_tls() {
-            return Err(Error::Config(
-                "tls_root (REDIS_TLS_CA) and tls_client_cert (REDIS_TLS_CERT) need a URL with TLS: \
-                 rediss://…, rediss+sentinel://…, rediss+cluster://… or rediss+quorum://…"
-                    .into(),
-            ));
-        }
+    pub(super) fn encrypt(&mut self, on: bool) {
+        let addr = match self.info.addr() {
+            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+                match (host.clone(), *port) {
+                    (host, port) if on => ConnectionAddr::TcpTls {
+                        host,
+                        port,
+                        insecure: false,
+                        tls_params: None,
+                    },
+                    (host, port) => ConnectionAddr::Tcp(host, port),
+                }
+            }
+            other => other.clone(),
+        };
+        self.info = self.info.clone().set_addr(addr);
+    }
+
+    #[cfg(feature = "tls")]
+    pub(super) fn set_tls(&mut self, tls: &Arc<Tls>) {
         self.tls = Arc::clone(tls);
-        Ok(())
     }
 }
 

@@ -5,6 +5,8 @@ use std::time::Duration;
 use redis::io::tcp::socket2::{Domain, Socket, Type};
 
 use crate::error::Error;
+#[cfg(feature = "tls")]
+use crate::url::Sentinel;
 use crate::url::{Address, Nodes, Target, cleaned};
 
 #[test]
@@ -388,4 +390,62 @@ fn a_tls_url_without_the_feature_is_an_error_that_names_it() {
         panic!("accepted")
     };
     assert!(error.to_string().contains("`tls`"), "{error}");
+}
+
+#[cfg(feature = "tls")]
+fn sentinel(url: &str) -> Sentinel {
+    match Target::parse(url) {
+        Ok(Target::Sentinel(sentinel)) => sentinel,
+        _ => panic!("{url}"),
+    }
+}
+
+#[cfg(feature = "tls")]
+#[test]
+fn advice_changes_one_side_and_keeps_the_other() {
+    use crate::error::Cause;
+    use crate::violation::{Violation, ViolationKind};
+    let alert = || Violation::new(ViolationKind::NotResp, b"\x15\x03\x03").into();
+    let plain = || Violation::new(ViolationKind::NotTls, b"-ERR no").into();
+    for (url, of_sentinel, of_master) in [
+        (
+            "redis+sentinel://h/m",
+            "yes",
+            "rediss+sentinel://, with sentinel_tls=no",
+        ),
+        (
+            "rediss+sentinel://h/m",
+            "no",
+            "redis+sentinel://, with sentinel_tls=yes",
+        ),
+        (
+            "redis+sentinel://h/m?sentinel_tls=yes",
+            "no",
+            "rediss+sentinel://, with sentinel_tls=yes",
+        ),
+        (
+            "rediss+sentinel://h/m?sentinel_tls=no",
+            "yes",
+            "redis+sentinel://, with sentinel_tls=no",
+        ),
+    ] {
+        let sentinel = sentinel(url);
+        let master = sentinel.data.at("10.0.0.7", 6379);
+        let set = format!("set sentinel_tls={of_sentinel}");
+        for (address, who, what) in [
+            (&sentinel.sentinels[0], "the sentinel", set),
+            (&master, "the master", format!("use {of_master}")),
+        ] {
+            let (error, verb) = match address.has_tls() {
+                true => (plain(), "does not speak TLS"),
+                false => (alert(), "speaks TLS"),
+            };
+            let cause = Cause::from(address.explained(error));
+            assert!(cause.is_not_redis());
+            let text = cause.to_string();
+            assert!(text.ends_with(&format!("; {who} {verb}: {what}")), "{text}");
+            let hint = address.tls_hint();
+            assert!(hint.contains(who) && hint.ends_with(&what), "{hint}");
+        }
+    }
 }

@@ -57,6 +57,8 @@ mod semaphore;
 mod semaphore_faults;
 mod semaphore_replies;
 mod sentinel;
+#[cfg(feature = "tls")]
+mod sentinel_tls;
 #[cfg(target_os = "linux")]
 mod server_clock;
 mod set_queues;
@@ -182,6 +184,8 @@ const TESTS: &[Listed] = &[
     taken::TESTS,
     #[cfg(feature = "tls")]
     tls::TESTS,
+    #[cfg(feature = "tls")]
+    sentinel_tls::TESTS,
     trace::TESTS,
     waiting::TESTS,
     waking::TESTS,

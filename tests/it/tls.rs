@@ -430,6 +430,10 @@ fn a_peer_that_speaks_no_tls_is_named_at_once() {
                         text.contains("this does not look like Redis with TLS"),
                         "{text}"
                     );
+                    let advice = match scheme {
+                        "rediss+sentinel" if !advice.is_empty() => "set sentinel_tls=no",
+                        _ => advice,
+                    };
                     assert!(text.contains(shown) && text.contains(advice), "{text}");
                     assert_eq!(text.lines().count(), 1, "{text}");
                 }

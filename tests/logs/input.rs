@@ -492,7 +492,7 @@ fn a_missing_database_is_an_error_at_once() {
 }
 
 /// Every variable that is read: all are set, so that the test's own environment has no effect.
-const VARIABLES: [&str; 16] = [
+const VARIABLES: [&str; 17] = [
     "REDIS_URL",
     "REDIS_URLS",
     "REDIS_HOST",
@@ -504,6 +504,7 @@ const VARIABLES: [&str; 16] = [
     "REDIS_TLS_CA",
     "REDIS_TLS_CERT",
     "REDIS_TLS_KEY",
+    "REDIS_SENTINEL_TLS",
     "LOCK_TTL_MS",
     "LOCK_CONNECT_TIMEOUT_MS",
     "LOCK_COMMAND_TIMEOUT_MS",

@@ -157,6 +157,19 @@ impl Sentinels {
         format!("rediss+sentinel://{}/{MASTER}", hosts.join(","))
     }
 
+    /// Returns the URL with the TLS ports of all sentinels, whose master has no TLS for the client,
+    /// and the pairs of an address map that lead to the plain port of the master.
+    pub fn url_of_plain_master(&self) -> (String, [(String, String); 1]) {
+        let url = self.tls_url().replace("rediss", "redis") + "?sentinel_tls=yes";
+        let master = self.first_master();
+        let announced = master.option("--tls-port").expect("a server with TLS");
+        let pair = (
+            format!("127.0.0.1:{announced}"),
+            format!("localhost:{}", master.port()),
+        );
+        (url, [pair])
+    }
+
     /// Returns the data servers. The first was the master at the start.
     pub fn data(&self) -> &[Server] {
         self.data.servers()

@@ -86,7 +86,7 @@ impl ClientBuilder {
 
     /// Sets the certificate authorities to trust, as one or more concatenated PEM certificates.
     ///
-    /// They replace the system's authorities for every connection of the client, including those to
+    /// They replace the system's authorities for every connection with TLS, including those to
     /// sentinels. Requires a URL with TLS (`rediss://`) and the feature `tls`.
     ///
     /// ```no_run
@@ -120,6 +120,29 @@ impl ClientBuilder {
     #[cfg(feature = "tls")]
     pub fn tls_root_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.tls.root = Some(Pem::File(path.into()));
+        self
+    }
+
+    /// Sets whether the connections to sentinels are encrypted, if they differ from the master.
+    ///
+    /// By default the sentinels have TLS if the URL says so of the master. `false` reaches
+    /// sentinels without TLS, of a master with it, and `true` the reverse. This overrides
+    /// `?sentinel_tls=yes` and `?sentinel_tls=no` of the URL. [`tls_root`](Self::tls_root) and
+    /// [`tls_client_cert`](Self::tls_client_cert) are used for each connection with TLS. Requires
+    /// sentinels and the feature `tls`.
+    ///
+    /// ```
+    /// use leasehold::Client;
+    ///
+    /// let client = Client::builder()
+    ///     .url("rediss+sentinel://10.0.0.1,10.0.0.2,10.0.0.3/mymaster")
+    ///     .sentinel_tls(false)
+    ///     .build()?;
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    #[cfg(feature = "tls")]
+    pub fn sentinel_tls(mut self, on: bool) -> Self {
+        self.sentinel_tls = Some(on);
         self
     }
 

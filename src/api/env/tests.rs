@@ -179,6 +179,37 @@ fn tls_files_belong_to_a_url_with_tls() {
     assert!(shown.contains("root: false"), "{shown}");
 }
 
+#[cfg(feature = "tls")]
+#[test]
+fn tls_of_sentinels_has_a_variable_of_its_own() {
+    let certificates = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/certificates/");
+    let ca = format!("{certificates}ca.pem");
+    let ca = ("REDIS_TLS_CA", ca.as_str());
+    let on = |value| ("REDIS_SENTINEL_TLS", value);
+    let plain = "redis+sentinel://h/m";
+    for (url, vars) in [
+        (plain, [ca, on("yes")]),
+        ("rediss+sentinel://h/m", [ca, on("no")]),
+        ("rediss+sentinel://h/m?sentinel_tls=no", [ca, on("")]),
+        // It is about sentinels only.
+        ("rediss://h", [ca, on("no")]),
+    ] {
+        let of_env = [("REDIS_URL", url), vars[0], vars[1]];
+        let set = ClientBuilder::default().url(url);
+        for builder in [read(&of_env), read_into(set, &vars)] {
+            let builder = builder.unwrap();
+            assert!(format!("{builder:?}").contains("root: true"), "{url}");
+            check(builder).unwrap();
+        }
+    }
+    // The builder's own setting precedes the variable, as the servers do.
+    let set = ClientBuilder::default().url(plain).sentinel_tls(false);
+    let shown = format!("{:?}", read_into(set, &[ca, on("yes")]).unwrap());
+    assert!(shown.contains("root: false"), "{shown}");
+    let error = read(&[("REDIS_URL", plain), on("true")]).unwrap_err();
+    assert!(error.to_string().contains("yes or no"), "{error}");
+}
+
 #[test]
 fn password_of_any_bytes_is_kept_and_never_shown() {
     let password = "p@ss:w/rd?#%ü";

@@ -24,7 +24,8 @@ pub(crate) use crate::args::run::Run;
 /// REDIS_HOST, REDIS_PORT and REDIS_DB, which are ignored if there is a URL. The default is
 /// 127.0.0.1:6379. REDIS_USERNAME and REDIS_PASSWORD fill in any URL without a password, even that
 /// of --url; REDIS_PASSWORD_FILE names a file that contains the password. REDIS_TLS_CA,
-/// REDIS_TLS_CERT and REDIS_TLS_KEY name PEM files for TLS. Other settings are read from
+/// REDIS_TLS_CERT and REDIS_TLS_KEY name PEM files for TLS; REDIS_SENTINEL_TLS says whether
+/// sentinels have TLS, if their master differs. Other settings are read from
 /// LOCK_TTL_MS, LOCK_CONNECT_TIMEOUT_MS, LOCK_COMMAND_TIMEOUT_MS, LOCK_UNREACHABLE_FOR_MS and
 /// LOCK_KEY_PREFIX. Options override the variables. Results go to standard output, messages to
 /// standard error.

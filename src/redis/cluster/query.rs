@@ -80,7 +80,7 @@ impl SlotMap {
                 // The index of the request: `asks` and `addresses` have the same order.
                 let (host, port) = &addresses[n];
                 let cause = match ConnectFailure::unheard(&error) {
-                    Some(failure) => Cause::of_failure(failure, self.tls_hint()),
+                    Some(failure) => Cause::of_failure(failure, &self.tls_hint()),
                     None => error.into(),
                 };
                 // A node may have reported this host: its label is escaped.

@@ -342,10 +342,10 @@ impl SlotMap {
     }
 
     /// Advice for a node that accepts connections and does not reply; empty once one has replied.
-    pub(super) fn tls_hint(&self) -> &'static str {
+    pub(super) fn tls_hint(&self) -> String {
         match self.known.lock().owners.masters().next() {
             None => self.nodes.data.tls_hint(),
-            Some(_) => "",
+            Some(_) => String::new(),
         }
     }
 

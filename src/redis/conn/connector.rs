@@ -159,7 +159,7 @@ impl Connector {
         }
         let is_final = is_final_at_logon(&error);
         let cause = match ConnectFailure::unheard(&error) {
-            Some(failure) => Cause::of_failure(failure, self.tls_hint()),
+            Some(failure) => Cause::of_failure(failure, &self.tls_hint()),
             None => Cause::no_connection(error, self.connect_timeout),
         };
         match is_final {
@@ -187,21 +187,25 @@ impl Connector {
 
     /// Returns why no connection was ready in time.
     pub(super) fn no_connection_yet(&self) -> Cause {
-        self.with_announced(match self.awaits_first.load(Ordering::Relaxed) {
-            true => Cause::of_failure(&ConnectFailure::Silent, self.tls_hint()),
+        let of_sentinels =
+            |sentinels: &Arc<Sentinels>| sentinels.trying().is_none() && sentinels.awaits_first();
+        let awaits_first =
+            self.awaits_first.load(Ordering::Relaxed) || self.sentinels().is_some_and(of_sentinels);
+        self.with_announced(match awaits_first {
+            true => Cause::of_failure(&ConnectFailure::Silent, &self.tls_hint()),
             false => Cause::silence("no connection in time"),
         })
     }
 
     /// Returns advice for a server that accepts connections and does not reply; empty once it has
     /// replied.
-    fn tls_hint(&self) -> &'static str {
+    fn tls_hint(&self) -> String {
         if self.has_replied() {
-            return "";
+            return String::new();
         }
         match &self.kind {
             ConnectorKind::Server(address) => address.tls_hint(),
-            ConnectorKind::Sentinels(sentinels) => sentinels.sentinel.data.tls_hint(),
+            ConnectorKind::Sentinels(sentinels) => sentinels.tls_hint(),
         }
     }
 

@@ -65,10 +65,8 @@ impl Connection {
     ) -> RedisResult<Self> {
         let deadlines = deadlines.into();
         let open = || {
-            let opened = Self::open_as_now(address, name, deadlines, &awaits_first);
-            #[cfg(feature = "tls")]
-            let opened = opened.map_err(|error| address.tls.with_expiry(error));
-            opened
+            Self::open_as_now(address, name, deadlines, &awaits_first)
+                .map_err(|error| address.explained(error))
         };
         match open() {
             // The password may have changed after it was read.

@@ -64,6 +64,14 @@ pub(crate) struct ConnectionArgs {
     #[arg(long, global = true, value_name = "FILE", help_heading = "Redis")]
     tls_ca: Option<PathBuf>,
 
+    /// Whether sentinels have TLS, if they differ from their master: `yes` or `no` [default: as the
+    /// URL says]
+    #[arg(
+        long, global = true, value_name = "yes|no", value_parser = yes_or_no,
+        help_heading = "Redis"
+    )]
+    sentinel_tls: Option<bool>,
+
     /// The PEM file of the client certificate. Needs --tls-key
     #[arg(long, global = true, value_name = "FILE", help_heading = "Redis")]
     tls_cert: Option<PathBuf>,
@@ -79,7 +87,7 @@ impl ConnectionArgs {
         if let Some(url) = &self.url {
             builder = builder.url(url);
         }
-        builder = self.with_tls(builder.with_env()?)?;
+        builder = self.with_tls(self.with_sentinel_tls(builder)?.with_env()?)?;
         if let Some(path) = &self.password_file {
             check_readable("--password-file", path)?;
             builder = builder.password_file(path);
@@ -116,6 +124,22 @@ impl ConnectionArgs {
     }
 
     #[cfg(feature = "tls")]
+    fn with_sentinel_tls(&self, builder: ClientBuilder) -> Result<ClientBuilder, Failure> {
+        Ok(match self.sentinel_tls {
+            Some(on) => builder.sentinel_tls(on),
+            None => builder,
+        })
+    }
+
+    #[cfg(not(feature = "tls"))]
+    fn with_sentinel_tls(&self, builder: ClientBuilder) -> Result<ClientBuilder, Failure> {
+        match self.sentinel_tls {
+            None => Ok(builder),
+            Some(_) => Err(without_tls()),
+        }
+    }
+
+    #[cfg(feature = "tls")]
     fn with_tls(&self, mut builder: ClientBuilder) -> Result<ClientBuilder, Failure> {
         if let Some(authorities) = &self.tls_ca {
             check_readable("--tls-ca", authorities)?;
@@ -139,11 +163,24 @@ impl ConnectionArgs {
     fn with_tls(&self, builder: ClientBuilder) -> Result<ClientBuilder, Failure> {
         match (&self.tls_ca, &self.tls_cert, &self.tls_key) {
             (None, None, None) => Ok(builder),
-            _ => Err(Failure::new(
-                USAGE,
-                "this program was built without TLS: build it with the feature `tls`",
-            )),
+            _ => Err(without_tls()),
         }
+    }
+}
+
+#[cfg(not(feature = "tls"))]
+fn without_tls() -> Failure {
+    Failure::new(
+        USAGE,
+        "this program was built without TLS: build it with the feature `tls`",
+    )
+}
+
+fn yes_or_no(text: &str) -> Result<bool, &'static str> {
+    match text {
+        "yes" => Ok(true),
+        "no" => Ok(false),
+        _ => Err("expected yes or no"),
     }
 }
 
