@@ -19,15 +19,21 @@ impl AddressMap {
         Self(Some(Arc::new(lookup)))
     }
 
-    /// Returns the map of these pairs: an announced `host:port`, and where it is reached.
+    /// Returns the map of these pairs: an announced `host:port`, and where it is reached. A pair of
+    /// `*` and a name is for all other addresses, and keeps their ports.
     pub(crate) fn of_pairs(pairs: &[(String, String)]) -> Result<Self, Error> {
-        let pair = |(from, to): &(String, String)| Ok((host_port(from)?, host_port(to)?));
-        let pairs: Result<Vec<_>, Error> = pairs.iter().map(pair).collect();
-        let pairs = pairs?;
+        let (mut exact, mut others) = (Vec::new(), None);
+        for (from, to) in pairs {
+            match from == "*" {
+                true => others = Some(name(to)?),
+                false => exact.push((host_port(from)?, host_port(to)?)),
+            }
+        }
         Ok(Self::new(move |host, port| {
-            let mut pairs = pairs.iter();
+            let mut pairs = exact.iter();
             let pair = pairs.find(|((from, number), _)| from == host && *number == port);
-            pair.map(|(_, to)| to.clone())
+            let others = || Some((others.clone()?, port));
+            pair.map(|(_, to)| to.clone()).or_else(others)
         }))
     }
 
@@ -43,15 +49,30 @@ impl fmt::Debug for AddressMap {
     }
 }
 
+/// Reads a host: a name, an IPv4 address, or an IPv6 address in brackets.
+fn host(text: &str) -> Option<String> {
+    let bare = text
+        .strip_prefix('[')
+        .and_then(|host| host.strip_suffix(']'));
+    let host = bare.or_else(|| Some(text).filter(|host| !host.contains(':')))?;
+    (!host.is_empty() && host != "*").then(|| host.to_owned())
+}
+
+/// Reads the host that stands for all addresses.
+fn name(text: &str) -> Result<String, Error> {
+    host(text).ok_or_else(|| {
+        let text = Escaped::said(text);
+        Error::Config(format!(
+            "address_map: {text} is not a host, such as redis.internal (* keeps the port)"
+        ))
+    })
+}
+
 /// Reads `host:port` or `[IPv6]:port`.
 fn host_port(text: &str) -> Result<(String, u16), Error> {
-    let parts = text.rsplit_once(':').and_then(|(host, port)| {
+    let parts = text.rsplit_once(':').and_then(|(before, port)| {
         let port = port.parse().ok().filter(|port| *port > 0)?;
-        let bare = host
-            .strip_prefix('[')
-            .and_then(|host| host.strip_suffix(']'));
-        let host = bare.or_else(|| Some(host).filter(|host| !host.contains(':')))?;
-        (!host.is_empty()).then(|| (host.to_owned(), port))
+        Some((host(before)?, port))
     });
     parts.ok_or_else(|| {
         let text = Escaped::said(text);
@@ -80,6 +101,26 @@ mod tests {
             assert_eq!(map.replacement(other.0, other.1), None);
         }
         assert_eq!(AddressMap::default().replacement("10.0.0.7", 6379), None);
+    }
+
+    #[test]
+    fn one_name_for_all_keeps_their_ports() {
+        let all = [("*", "db.example"), ("10.0.0.7:6379", "[::1]:7001")];
+        let all = all.map(|(from, to)| (from.to_owned(), to.to_owned()));
+        let map = AddressMap::of_pairs(&all).unwrap();
+        for (host, port, reached) in [
+            ("10.0.0.7", 6379, ("::1", 7001)),
+            ("10.0.0.7", 6380, ("db.example", 6380)),
+            ("10.0.0.8", 6379, ("db.example", 6379)),
+        ] {
+            let (name, number) = reached;
+            assert_eq!(map.replacement(host, port), Some((name.into(), number)));
+        }
+        for wrong in ["", "db.example:1", "*", "::1"] {
+            let error = pairs("*", wrong).err().unwrap().to_string();
+            assert!(error.contains("keeps the port"), "{error}");
+        }
+        assert!(pairs("*:1", "b:1").is_err());
     }
 
     #[test]

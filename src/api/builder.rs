@@ -477,8 +477,9 @@ impl ClientBuilder {
 
     /// Replaces addresses that sentinels or nodes of a cluster announce.
     ///
-    /// Each pair has an announced `host:port`, and the one at which this machine reaches it. Other
-    /// addresses are used as they are. Servers behind network address translation, as in
+    /// Each pair has an announced `host:port`, and the one at which this machine reaches it. The
+    /// pair `("*", "name")` is for all other addresses, and keeps their ports; without it, they are
+    /// used as they are. Servers behind network address translation, as in
     /// containers, may announce addresses that only reach them from inside. Where possible, let the
     /// servers announce other addresses instead, with `cluster-announce-ip` or
     /// `replica-announce-ip`. With TLS, a server's certificate must name the second address.

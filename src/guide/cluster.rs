@@ -13,7 +13,9 @@
 //!
 //! - **Announced addresses.** The nodes announce where they are reached. If this machine cannot
 //!   reach them there, as with containers or network address translation, set `cluster-announce-ip`
-//!   at the nodes, or [`ClientBuilder::address_map`](crate::ClientBuilder::address_map).
+//!   at the nodes, or [`ClientBuilder::address_map`](crate::ClientBuilder::address_map). With TLS,
+//!   each node's certificate must be for the announced name or address: see
+//!   [operations](crate::guide::operations#tls).
 //! - **Where a name is.** The keys of a name are in one slot, and the master of that slot keeps the
 //!   lock. Calls go directly to it. A name with a `}` but no hash tag (`a}b`, `{}a`) would have
 //!   keys in different slots; it fails with [`Error::Config`].

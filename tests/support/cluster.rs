@@ -27,6 +27,8 @@ pub struct ClusterSetup {
     /// Whether the nodes use TLS among each other, and have a TLS port besides the plain one.
     /// The TLS port requires a client certificate.
     pub has_tls: bool,
+    /// The certificate that the nodes present over TLS, and the authority that they trust.
+    pub certificate: [&'static str; 2],
     /// A master that is silent for this long is replaced one or two seconds later.
     pub node_timeout: Duration,
     /// Additional options of every node.
@@ -41,6 +43,7 @@ impl ClusterSetup {
             replicas_per_master,
             password: None,
             has_tls: false,
+            certificate: ["server", "ca.pem"],
             node_timeout: ms(60_000),
             options: &[],
         }
@@ -584,7 +587,8 @@ fn options(setup: &ClusterSetup) -> Vec<String> {
         add("--cluster-port", port::free().to_string());
     }
     if setup.has_tls {
-        for [name, value] in tls_options(port::free(), "server", "ca.pem") {
+        let [shown, authority] = setup.certificate;
+        for [name, value] in tls_options(port::free(), shown, authority) {
             add(&format!("--{name}"), value);
         }
         for name in ["--tls-cluster", "--tls-replication"] {

@@ -64,6 +64,8 @@ impl OwnSentinel {
 /// What a [`FakeSentinel`] says.
 #[derive(Clone, Debug)]
 pub struct Says {
+    /// The host of the master that it names.
+    pub host: &'static str,
     /// The port of the master that it names.
     pub master: u16,
     /// The epoch of its configuration. `None` refuses to say, as if the user had no permission.
@@ -89,6 +91,7 @@ impl FakeSentinel {
     /// Starts a sentinel that names the master on this port.
     pub fn naming(master: u16, epoch: Option<u64>) -> Self {
         let says = Arc::new(Mutex::new(Says {
+            host: "127.0.0.1",
             master,
             epoch,
             after: Some(Duration::ZERO),
@@ -164,7 +167,7 @@ impl Says {
         if is(request, "GET-MASTER-ADDR-BY-NAME") {
             let_pass(after);
             let port = self.master.to_string();
-            return Some(format!("*2\r\n{}{}", bulk("127.0.0.1"), bulk(&port)));
+            return Some(format!("*2\r\n{}{}", bulk(self.host), bulk(&port)));
         }
         match self.epoch {
             Some(epoch) if is(request, "MASTER") => {

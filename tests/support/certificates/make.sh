@@ -25,6 +25,15 @@ certificate ca client booking-api DNS:booking-api
 # An authority and a client that no server trusts.
 authority stranger-ca "a stranger's CA"
 certificate stranger-ca stranger booking-api DNS:booking-api
+# A server and its clients that go by a name only, not by an address, and a client's of X.509 version 1.
+authority named-ca "leasehold test CA of names"
+certificate named-ca named localhost DNS:localhost
+version_1() { # authority, file, name
+    openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj "/CN=$3" -keyout "$2.key" -out "$work/$2.csr"
+    openssl x509 -req -in "$work/$2.csr" -CA "$1.pem" -CAkey "$work/$1.key" -CAcreateserial -CAserial "$work/serial" \
+        -days 36500 -out "$2.pem"
+}
+version_1 named-ca version-1 localhost
 # An authority, and a certificate that has expired.
 authority old-ca "leasehold test CA of the expired"
 openssl req -new -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -subj "/CN=localhost" -keyout expired.key -out "$work/expired.csr"

@@ -26,7 +26,8 @@ pub(crate) struct ConnectionArgs {
     password_file: Option<PathBuf>,
 
     /// Where an address that sentinels or nodes of a cluster announce is reached from here, as
-    /// `announced:port=reached:port`. Can be given several times
+    /// `announced:port=reached:port`, or `*=NAME` for all other addresses, with their ports. Can be
+    /// given several times
     #[arg(
         long, global = true, value_name = "A=B", value_parser = pair, help_heading = "Redis"
     )]
