@@ -13,7 +13,7 @@ const UNTRUSTED_CLIENT: &str = "; the server rejects the client certificate: a c
 
 /// Parts of error texts, each with its advice and a leading separator. The first part that the text
 /// contains counts.
-const ADVICE: [(&str, &str); 35] = [
+const ADVICE: [(&str, &str); 36] = [
     // The error lists the missing permissions already. The names of keys in that list may contain
     // any of the texts below.
     (" needs +", ""),
@@ -70,6 +70,11 @@ const ADVICE: [(&str, &str); 35] = [
     (
         "not valid for name",
         "; the URL must name the server as its certificate does",
+    ),
+    (
+        "UnsupportedCertVersion",
+        "; its certificate is X.509 version 1, which is not supported: the server needs one of \
+         version 3",
     ),
     (
         "invalid peer certificate: certificate expired",

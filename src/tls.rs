@@ -48,6 +48,9 @@ struct Certificates {
     client: Option<OwnCertificate>,
 }
 
+/// A part of the text of rustls for a certificate of X.509 version 1. Its type for that is private.
+const VERSION_1: &str = "UnsupportedCertVersion";
+
 type OwnCertificate = (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>);
 
 impl Pem {
@@ -232,8 +235,16 @@ fn read_client(chain: &[u8], key: &[u8], place: &str) -> Result<OwnCertificate, 
         Err(TlsError::InconsistentKeys(InconsistentKeys::KeyMismatch)) => {
             "tls_client_cert: the key does not belong to the certificate"
         }
-        Err(TlsError::InvalidCertificate(_)) => {
+        Err(TlsError::InvalidCertificate(CertificateError::BadEncoding)) => {
             "tls_client_cert: the certificate (its first part) is not valid X.509"
+        }
+        Err(error) if error.to_string().contains(VERSION_1) => {
+            "tls_client_cert: the certificate (its first part) is X.509 version 1, which is not \
+             supported: issue one of version 3 (`openssl x509 -req` does with -extfile)"
+        }
+        Err(TlsError::InvalidCertificate(_)) => {
+            "tls_client_cert: the certificate (its first part) is not valid X.509, or has a part \
+             that is not supported"
         }
         Err(_) => {
             "tls_client_cert: the key (its second part) is not supported; expected RSA, ECDSA or \
@@ -336,6 +347,17 @@ mod tests {
                 assert!(!error.contains(line) && !format!("{tls:?}").contains(line));
             }
         }
+    }
+
+    #[test]
+    fn a_certificate_of_version_1_is_not_called_invalid() {
+        let tls = client(pem!("version-1.pem"), pem!("version-1.key"));
+        let error = tls.check().unwrap_err().to_string();
+        assert!(error.contains("X.509 version 1"), "{error}");
+        assert!(error.contains("issue one of version 3"), "{error}");
+        assert!(!error.contains("not valid"), "{error}");
+        // As a trusted authority, such a certificate is supported.
+        root(pem!("version-1.pem")).check().unwrap();
     }
 
     #[test]

@@ -79,7 +79,8 @@ fn sentinels_and_their_master_may_differ() {
 
 #[track_caller]
 fn text_of(builder: ClientBuilder) -> String {
-    let client = builder.connect_timeout(ms(1_000)).build().unwrap();
+    let builder = builder.connect_timeout(ms(500)).command_timeout(ms(500));
+    let client = builder.build().unwrap();
     client
         .mutex("a")
         .try_lock()

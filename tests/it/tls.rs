@@ -19,6 +19,7 @@ support::tests![
     a_private_ca_and_a_client_certificate_are_accepted,
     files_are_read_again_for_each_connection,
     an_expired_certificate_is_named_with_its_date,
+    a_server_certificate_of_version_1_is_named,
     impossible_settings_are_errors_before_any_connection,
     a_server_with_an_unverifiable_certificate_is_refused,
     a_peer_that_speaks_no_tls_is_named_at_once
@@ -301,6 +302,20 @@ fn an_expired_certificate_is_named_with_its_date() {
     assert_refused(
         &client.build().unwrap(),
         [&expected, "the server needs a new certificate"],
+    );
+}
+
+fn a_server_certificate_of_version_1_is_named() {
+    if !Server::has_tls() {
+        println!("skipped: this server's binary has no TLS");
+        return;
+    }
+    let port = free_port();
+    let _server = tls_server(port, "version-1");
+    let client = with_client_cert(port).tls_root(read_pem("named-ca.pem"));
+    assert_refused(
+        &client.build().unwrap(),
+        ["X.509 version 1", "the server needs one of version 3"],
     );
 }
 

@@ -35,6 +35,7 @@ mod running;
 mod scan;
 mod screen;
 mod server_variables;
+mod settings;
 mod signals;
 mod status;
 mod supervise;

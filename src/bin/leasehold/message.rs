@@ -10,6 +10,7 @@ use leasehold::crossbeam_channel::{Sender, bounded, unbounded};
 use log::{LevelFilter, Log, Metadata, Record};
 
 use crate::escape::Escaped;
+use crate::settings::in_options;
 
 /// The messages that are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -107,15 +108,16 @@ pub(crate) fn flush() {
     }
 }
 
-/// Prints an error, in one line.
+/// Prints an error, in one line. It may be one of the library: options replace its settings.
 pub(crate) fn say(text: &str) {
+    let text = in_options(text);
     match PRINTER.get() {
         Some(printer) if printer.len() >= MOST_LINES => {}
         Some(printer) => {
             // The thread never ends.
-            let _ = printer.send(Request::Print(text.into()));
+            let _ = printer.send(Request::Print(text));
         }
-        None => print(text),
+        None => print(&text),
     }
 }
 

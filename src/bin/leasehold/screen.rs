@@ -9,6 +9,7 @@ use crate::args::Top;
 use crate::escape::Escaped;
 use crate::message::say;
 use crate::row::Row;
+use crate::settings::in_options;
 use crate::table::{self, or_dash, or_missing, seconds};
 
 /// The lines and columns assumed for a terminal that does not report its size.
@@ -82,7 +83,7 @@ impl Screen {
         match self {
             Self::Terminal { is_entered, .. } => {
                 let mut out = io::BufWriter::new(io::stdout().lock());
-                let text = error.to_string();
+                let text = in_options(&error.to_string());
                 let text = Escaped::whole(text.as_bytes()).to_string();
                 redraw(&mut out, is_entered, &[text])?;
                 out.flush()

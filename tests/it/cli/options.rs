@@ -4,10 +4,9 @@ use std::fs;
 use std::time::Instant;
 
 use leasehold::Client;
-use support::{
-    FakeSentinel, Server, TempDir, certificate_path, eventually, free_port, ms, sentinel_url,
-    tls_server,
-};
+use support::{FakeSentinel, Server, TempDir, eventually, free_port, ms, sentinel_url};
+#[cfg(feature = "tls")]
+use support::{certificate_path, tls_server};
 
 use super::{Program, WAIT_LIMIT, client, code, delete, hold, output, program, text};
 
@@ -26,6 +25,8 @@ support::tests![
     timeouts_are_options,
     #[cfg(feature = "tls")]
     certificates_are_options,
+    #[cfg(feature = "tls")]
+    tls_of_sentinels_is_an_option,
     quorum_is_one_url,
     status_exit_code_tells_whether_a_lock_is_held,
     status_exit_code_is_77_if_redis_refuses_the_query_for_permits,
@@ -283,6 +284,82 @@ fn certificates_are_options() {
     }
     let said = errors(&url, &with(&["--tls-ca", "/no/such/file"]));
     assert!(said.contains("/no/such/file (--tls-ca)"), "{said}");
+    assert_options_are_named(port, &files);
+}
+
+/// Messages name the options, and not the settings of the library.
+#[cfg(feature = "tls")]
+fn assert_options_are_named(port: u16, files: &[&str]) {
+    let (encrypted, plain) = (
+        format!("rediss://127.0.0.1:{port}"),
+        "redis://127.0.0.1:1".to_owned(),
+    );
+    let old = ["version-1.pem", "version-1.key"].map(certificate_path);
+    let old = ["--tls-cert", &old[0], "--tls-key", &old[1]];
+    let key_as_ca = ["--tls-ca", files[5]];
+    for (url, options, words) in [
+        (&encrypted, &files[2..], "authority to --tls-ca"),
+        (&encrypted, &files[..2], "set --tls-cert and --tls-key"),
+        (
+            &encrypted,
+            &old,
+            "--tls-cert: the certificate is X.509 version 1",
+        ),
+        (&encrypted, &key_as_ca, "--tls-ca contains no readable PEM"),
+        (
+            &plain,
+            &files[..2],
+            "--tls-ca (REDIS_TLS_CA) and --tls-cert",
+        ),
+        (
+            &plain,
+            &["--address-map", "a=b:1"],
+            "--address-map: a is not host:port",
+        ),
+        (
+            &plain,
+            &["--sentinel-tls", "no"],
+            "--sentinel-tls (REDIS_SENTINEL_TLS) needs",
+        ),
+    ] {
+        let url = match options[0] {
+            "--address-map" => "redis+cluster://127.0.0.1:1",
+            _ => url,
+        };
+        let args = [&["run", "a", "--no-wait"], options, &["--", "true"]].concat();
+        let said = errors(url, &args);
+        assert!(said.contains(words), "{said}");
+        assert!(
+            !said.contains("ClientBuilder") && !said.contains("tls_"),
+            "{said}"
+        );
+    }
+}
+
+#[cfg(feature = "tls")]
+fn tls_of_sentinels_is_an_option() {
+    if !Server::has_tls() {
+        println!("skipped: this server's binary has no TLS");
+        return;
+    }
+    let port = free_port();
+    let _master = tls_server(port, "server");
+    let sentinel = FakeSentinel::naming(port, Some(1));
+    let url = sentinel_url([sentinel.port()]).replace("redis+", "rediss+");
+    let [ca, cert, key] = ["ca.pem", "client.pem", "client.key"].map(certificate_path);
+    let files = ["--tls-ca", &ca, "--tls-cert", &cert, "--tls-key", &key];
+    let run = |tls: &str| {
+        let option = format!("--sentinel-tls={tls}");
+        let args = [
+            &["run", "a", "--no-wait", &option],
+            &files[..],
+            &["--", "true"],
+        ];
+        code(&url, &args.concat())
+    };
+    assert_eq!(run("no"), 0);
+    assert_eq!(run("yes"), 69, "the sentinel does not speak TLS");
+    assert_eq!(run("maybe"), 64);
 }
 
 fn quorum_is_one_url() {
