@@ -351,13 +351,16 @@ impl Lease {
 
     /// Ends the lease of this guard, but leaves the lock taken until `at_least` after the grant.
     ///
+    /// A shorter time is extended: the lock stays taken for at least two command timeouts from this
+    /// call, 2 s by default, because the command that sets the time may still run late.
+    ///
     /// For a job that one of several hosts must run once, even if a host's clock lags. From now on
     /// this guard holds nothing: [`is_held`](Self::is_held) is false, the other calls fail with
     /// [`Lost::Kept`], and its release and drop do nothing. Nobody can end the time earlier, except
     /// by force.
     ///
-    /// The lock is not renewed any more. Its key expires at that time, or two command timeouts from
-    /// now if that is later, whether this process lives on or not. If the time is over already,
+    /// The lock is not renewed any more. Its key expires at the end of that time, whether this
+    /// process lives on or not. If the time is over already,
     /// this releases the lock. Waiting calls get no message when a key expires. They ask again at
     /// the expiry or within a second of it. Returns within the command timeout.
     ///

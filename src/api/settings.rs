@@ -80,6 +80,11 @@ macro_rules! lock_settings {
             /// ([`Lost::MaxHold`](crate::Lost::MaxHold)), and the key stays until the guard is
             /// dropped or its ttl ends, because the critical section may still run.
             ///
+            /// Renewal proves that the process lives, not that it works: without a limit, the lease
+            /// of a critical section that hangs is renewed for ever. Instead of a limit, the loop
+            /// that does the work can call [`renew`](crate::Lease::renew) itself, with
+            /// [`auto_renew(false)`](Self::auto_renew).
+            ///
             /// ```
             /// # use std::time::Duration;
             /// # let server = leasehold::testing::Server::start();

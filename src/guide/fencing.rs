@@ -31,6 +31,17 @@
 //! COMMIT;
 //! ```
 //!
+//! Three rules for what is around the transaction. Without the first two, a holder reads old data,
+//! even if no lock is ever lost:
+//!
+//! - **Begin the transaction after the lock, and commit it before the unlock.** Declare the guard
+//!   first: Rust drops it last. In a trial, an unlock before the commit lost 119 of 160 payments.
+//! - **Read from the primary.** Reads from a replica that was 50 ms behind lost 158 of the 160. The
+//!   claim does not help: it succeeds on the primary while the replica still shows the data from
+//!   before the last holder. With it, 157 were lost.
+//! - **Take the database connection after the lock.** Otherwise the calls that wait for the lock
+//!   occupy the connections of the pool, and the holder gets none.
+//!
 //! The tokens of a set are those of
 //! [`fencing_token_of`](crate::MutexAllGuard::fencing_token_of), one for each name. With
 //! `rusqlite`, or any other driver that reports how many rows a statement changed:

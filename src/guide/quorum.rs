@@ -69,6 +69,12 @@
 //!   clients' clocks alone, and rise only as far as these agree. If the server stays down for the
 //!   longest ttl, mutual exclusion holds. The order of tokens holds only if the server keeps its
 //!   data (`appendfsync always`).
+//! * *A server that was away for longer than a ttl*, or comes back without its data, no longer has
+//!   the keys of the leases that were held meanwhile. A renewal does not set them again. So a lease
+//!   loses the vote of that server for as long as it is held, although the server works again. With
+//!   3 servers, a second such absence of another server, even days later, ends every lease that was
+//!   held during both. Before you restart another server, let long holders release and lock again,
+//!   or keep each restart shorter than half of the ttl, with data that is persisted.
 //! * Counters expire 25 hours after the last grant. A counter that was set by a clock further ahead
 //!   can expire before other clients' clocks reach it. Later tokens can then be lower.
 //! * The clocks must run at the same rate, within the
