@@ -56,23 +56,6 @@ fn main() {
         &rows,
     );
     let [contended, fair_contended] = contended(&server);
-    let bar = |name: &str, value| Row::bar(name, value).ours();
-    let picture = Picture {
-        title: format!("{WAITERS} threads of one client wait for a name"),
-        panels: vec![
-            Panel::new(
-                "requests per second, all waiters together",
-                vec![
-                    bar("Mutex", plain.requests).mark("≤", 3.0),
-                    bar("FairMutex", fair.requests),
-                ],
-            ),
-            Panel::new(
-                "% of a core",
-                vec![bar("Mutex", plain.core), bar("FairMutex", fair.core)],
-            ),
-        ],
-    };
     report.end(
         &[
             (
@@ -89,8 +72,28 @@ fn main() {
             ("fair_requests_per_s_200_clients", fair_contended.figure()),
             ("waiter_kib", format!("{:.1}", plain.kib)),
         ],
-        &picture,
+        &picture(&plain, &fair),
     );
+}
+
+fn picture(plain: &Costs, fair: &Costs) -> Picture {
+    let bar = |name: &str, value| Row::bar(name, value).ours();
+    Picture {
+        title: format!("{WAITERS} threads of one client wait for a name"),
+        panels: vec![
+            Panel::new(
+                "requests per second, all waiters together",
+                vec![
+                    bar("Mutex", plain.requests).mark("≤", 3.0),
+                    bar("FairMutex", fair.requests),
+                ],
+            ),
+            Panel::new(
+                "% of a core",
+                vec![bar("Mutex", plain.core), bar("FairMutex", fair.core)],
+            ),
+        ],
+    }
 }
 
 struct Costs {
