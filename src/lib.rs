@@ -112,6 +112,7 @@ mod thread_group;
 mod tls;
 mod token;
 mod url;
+mod validity;
 mod violation;
 mod wait_policy;
 mod with_error;

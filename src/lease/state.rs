@@ -21,9 +21,10 @@
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::config::{LeaseTerms, longest_interval, validity};
+use crate::config::{LeaseTerms, longest_interval};
 use crate::lease::status::{Due, FIRST_RENEWAL_AFTER, LeaseStatus, RENEWAL_WINDOW, RenewalRequest};
 use crate::lost::Lost;
+use crate::validity::validity;
 use crate::wait_policy::RECONNECT;
 
 /// The shortest pause that the end of a lease leaves between two tries to renew it.

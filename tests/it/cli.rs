@@ -6,6 +6,7 @@ pub(crate) mod credentials;
 pub(crate) mod cron;
 pub(crate) mod ends;
 pub(crate) mod exits;
+pub(crate) mod handover;
 pub(crate) mod min_hold;
 pub(crate) mod nested;
 pub(crate) mod options;

@@ -109,6 +109,8 @@ const TESTS: &[Listed] = &[
     #[cfg(all(feature = "cli", unix))]
     cli::exits::TESTS,
     #[cfg(all(feature = "cli", unix))]
+    cli::handover::TESTS,
+    #[cfg(all(feature = "cli", unix))]
     cli::min_hold::TESTS,
     #[cfg(all(feature = "cli", unix))]
     cli::nested::TESTS,
@@ -199,6 +201,8 @@ const TESTS: &[Listed] = &[
 const TIMED: &[Listed] = &[
     batching::TIMED,
     cancel::TIMED,
+    #[cfg(all(feature = "cli", unix))]
+    cli::handover::TIMED,
     #[cfg(all(feature = "cli", unix))]
     cli::signals::TIMED,
     local_handoff::TIMED,

@@ -62,6 +62,7 @@ mod files {
     }
     pub(crate) mod thread_group;
     pub(crate) mod token;
+    pub(crate) mod validity;
     pub(crate) mod violation;
     pub(crate) mod wait_policy;
 }

@@ -46,7 +46,8 @@ Exit codes:
   75   the lock is held, other calls wait for it, or no permit is free (--not-acquired-exit)
   77   Redis refused: permission denied, bad password, missing command, out of memory, or the
        key is not a lock
-  79   the lock was lost before the command ended, or before it started
+  79   the lock was lost before the command ended, or before it started, or the command was
+       ended by --end-before
   124  the command was ended by --max-hold
   126  the command cannot be run
   127  the command was not found

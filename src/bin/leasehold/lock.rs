@@ -41,9 +41,6 @@ macro_rules! take {
         if let Some(ttl) = $args.ttl {
             lock = lock.ttl(ttl);
         }
-        if let Some(longest) = $args.max_hold {
-            lock = lock.max_hold(longest);
-        }
         let take: Take = Box::new(move |limit| {
             let guard = match limit {
                 LockWait::None => lock.$try()?,

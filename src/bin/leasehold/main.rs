@@ -8,6 +8,7 @@ mod args;
 mod background;
 mod children;
 mod command;
+mod end_before;
 #[expect(dead_code, reason = "this program uses only a part of it")]
 #[path = "../../escape.rs"]
 mod escape;
@@ -43,6 +44,8 @@ mod supervisor;
 mod table;
 mod top;
 mod unlock;
+#[path = "../../validity.rs"]
+mod validity;
 mod wait;
 mod watched;
 

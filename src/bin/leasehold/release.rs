@@ -17,6 +17,10 @@ const SHORTEST: Duration = Duration::from_millis(10);
 /// The pause between attempts to extend the lease for `--min-hold`.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 
+/// The lock was lost before its release, and a message says so.
+#[derive(Debug)]
+pub(crate) struct AlreadyLost;
+
 /// Releases the lock, or leaves it in Redis for the rest of `min_hold`, as long as signals permit.
 ///
 /// `signalled` means that a signal asked this process to end before this call. Returns an error if
@@ -27,10 +31,10 @@ pub(crate) fn release(
     min_hold: Duration,
     signals: &Receiver<i32>,
     signalled: bool,
-) -> Result<(), Lost> {
+) -> Result<(), AlreadyLost> {
     if let Err(Error::Lost(lost)) = guard.ensure_held() {
         give_back((client, guard), signals, signalled);
-        return Err(said_lost(lost));
+        return Err(say_lost(lost));
     }
     let released = background::start("leasehold-release", move || {
         let released = release_or_keep(guard, granted, min_hold);
@@ -70,7 +74,7 @@ fn release_or_keep(
     guard: Box<dyn Guard>,
     granted: Instant,
     min_hold: Duration,
-) -> Result<(), Lost> {
+) -> Result<(), AlreadyLost> {
     // A request without a reply may have run: then the lease ends with the shorter ttl. The command
     // has ended before, under a valid lease, so an expiry from here on is no loss.
     let mut is_shortened = false;
@@ -83,11 +87,11 @@ fn release_or_keep(
         match guard.set_ttl(left) {
             Ok(()) => break,
             // The reply to this very request may arrive after the end of its ttl, too.
-            Err(Error::Lost(lost @ (Lost::Expired | Lost::MaxHold))) => {
+            Err(Error::Lost(lost @ Lost::Expired)) => {
                 say_free_early(lost);
                 break;
             }
-            Err(Error::Lost(lost)) => return Err(said_lost(lost)),
+            Err(Error::Lost(lost)) => return Err(say_lost(lost)),
             Err(error) => {
                 if !mem::replace(&mut is_shortened, true) {
                     say(&format!(
@@ -103,19 +107,19 @@ fn release_or_keep(
     Ok(())
 }
 
-fn release_now(guard: Box<dyn Guard>, is_shortened: bool) -> Result<(), Lost> {
+fn release_now(guard: Box<dyn Guard>, is_shortened: bool) -> Result<(), AlreadyLost> {
     match guard.release() {
         Ok(()) => Ok(()),
-        Err(Error::Lost(lost @ (Lost::Expired | Lost::MaxHold))) if is_shortened => {
+        Err(Error::Lost(lost @ Lost::Expired)) if is_shortened => {
             say_free_early(lost);
             Ok(())
         }
-        Err(Error::Lost(lost)) => Err(said_lost(lost)),
+        Err(Error::Lost(lost)) => Err(say_lost(lost)),
         Err(error @ Error::WrongType { .. }) => {
             say(&format!(
                 "the lock was lost before the command ended: {error}"
             ));
-            Err(Lost::Taken)
+            Err(AlreadyLost)
         }
         Err(error) => {
             // The lease was valid until the command ended, so the command has succeeded.
@@ -133,9 +137,9 @@ fn say_free_early(lost: Lost) {
     ));
 }
 
-fn said_lost(lost: Lost) -> Lost {
+fn say_lost(lost: Lost) -> AlreadyLost {
     say(&format!(
         "the lock was lost before the command ended: {lost}"
     ));
-    lost
+    AlreadyLost
 }

@@ -4,12 +4,13 @@ use std::io;
 use std::mem;
 use std::time::Instant;
 
+use leasehold::Error;
 use leasehold::crossbeam_channel::Receiver;
-use leasehold::{Error, Lost};
 use signal_hook::consts::SIGTSTP;
 
 use crate::args::{ConnectionArgs, Run};
 use crate::command::start;
+use crate::end_before::{self, EndBefore};
 use crate::exit::{self, Failure};
 use crate::foreground::Foreground;
 use crate::group::ProcessGroup;
@@ -17,8 +18,8 @@ use crate::guard::Guard;
 use crate::job::CommandJob;
 use crate::lock::take;
 use crate::message::print_in_background;
-use crate::release::{give_back, release};
-use crate::running::{End, Running};
+use crate::release::{AlreadyLost, give_back, release};
+use crate::running::{End, Limits, Running};
 use crate::signals::{ends, signals_and_children, suspend};
 use crate::wait::wait;
 
@@ -34,6 +35,9 @@ pub(crate) fn run(connection: &ConnectionArgs, args: &Run) -> Result<u8, Failure
     let signals =
         signals_and_children().map_err(|error| Failure::system("cannot catch signals", &error))?;
     let mut builder = connection.builder()?;
+    if let Some(least) = args.end_before {
+        end_before::check(least, args.ttl)?;
+    }
     if let Some(owner) = &args.owner {
         builder = builder.owner(owner);
     }
@@ -48,16 +52,16 @@ pub(crate) fn run(connection: &ConnectionArgs, args: &Run) -> Result<u8, Failure
         }
     };
     let granted = Instant::now();
-    let end = match run_under(&*guard, args, &signals) {
+    let end = match run_under(&*guard, args, granted, &signals) {
         Ok(end) => end,
         Err(NotStarted { failure, signalled }) => {
             give_back((client, guard), &signals, signalled);
             return Err(failure);
         }
     };
-    if let Some(lost) = end.lost {
+    if end.is_lost {
         give_back((client, guard), &signals, end.signalled);
-        return Ok(lost_code(lost));
+        return Ok(exit::LOST);
     }
     let released = release(
         (client, guard),
@@ -67,10 +71,11 @@ pub(crate) fn run(connection: &ConnectionArgs, args: &Run) -> Result<u8, Failure
         end.signalled,
     );
     Ok(match released {
-        Err(lost) => lost_code(lost),
-        Ok(()) if end.was_unsupervised => exit::SYSTEM,
-        Ok(()) if end.needed_terminal => exit::USAGE,
-        Ok(()) => end.code.expect("`until_the_end` waits for the command"),
+        Err(AlreadyLost) => exit::LOST,
+        Ok(()) => end
+            .ended_for
+            .or(end.code)
+            .expect("`until_the_end` waits for the command"),
     })
 }
 
@@ -90,7 +95,12 @@ impl From<Failure> for NotStarted {
 }
 
 /// Runs the command under the lock until it has ended.
-fn run_under(guard: &dyn Guard, args: &Run, signals: &Receiver<i32>) -> Result<End, NotStarted> {
+fn run_under(
+    guard: &dyn Guard,
+    args: &Run,
+    granted: Instant,
+    signals: &Receiver<i32>,
+) -> Result<End, NotStarted> {
     let mut job = job(args)
         .map_err(|error| Failure::system("cannot start the supervisor process", &error))?;
     ensure_not_cancelled(signals).map_err(|failure| NotStarted {
@@ -99,8 +109,22 @@ fn run_under(guard: &dyn Guard, args: &Run, signals: &Receiver<i32>) -> Result<E
     })?;
     // This process may have been stopped since the grant.
     guard.ensure_held().map_err(|error| not_started(&error))?;
+    let end_before = args
+        .end_before
+        .map(|least| EndBefore::new(least, guard))
+        .transpose()
+        .map_err(|error| not_started(&error))?;
+    let limits = Limits {
+        kill_after: args.kill_after,
+        max_hold_at: args.max_hold.map(|longest| granted + longest),
+        end_before,
+    };
+    if limits.max_hold_at.is_some_and(|at| at <= Instant::now()) {
+        let text = "the command was not started: the lock was held for --max-hold before";
+        return Err(Failure::new(exit::TOO_LONG, text).into());
+    }
     let command = start(&mut *job, guard, args)?;
-    let running = Running::new(job, command, guard, args.kill_after);
+    let running = Running::new(job, command, guard, limits);
     Ok(running.until_the_end(signals))
 }
 
@@ -129,19 +153,12 @@ fn ensure_not_cancelled(signals: &Receiver<i32>) -> Result<(), Failure> {
 
 /// Returns the failure of a command whose lock is not held before its start.
 fn not_started(error: &Error) -> Failure {
-    let code = error.lost().map_or(exit::LOST, lost_code);
-    Failure::new(code, format!("the command was not started: {error}"))
-}
-
-fn lost_code(lost: Lost) -> u8 {
-    match lost {
-        Lost::MaxHold => exit::TOO_LONG,
-        _ => exit::LOST,
-    }
+    Failure::new(exit::LOST, format!("the command was not started: {error}"))
 }
 
 #[cfg(test)]
 mod tests {
+    use leasehold::Lost;
     use leasehold::crossbeam_channel::unbounded;
     use signal_hook::consts::{SIGINT, SIGUSR1};
 
@@ -149,12 +166,8 @@ mod tests {
 
     #[test]
     fn command_is_not_started_if_the_lock_is_lost() {
-        for (lost, expected) in [
-            (Lost::Expired, 79),
-            (Lost::Deleted, 79),
-            (Lost::MaxHold, 124),
-        ] {
-            assert_eq!(not_started(&lost.into()).print(), expected, "{lost:?}");
+        for lost in [Lost::Expired, Lost::Deleted] {
+            assert_eq!(not_started(&lost.into()).print(), 79, "{lost:?}");
         }
     }
 

@@ -11,6 +11,7 @@ use rustix::process::{Pid, Signal};
 use signal_hook::consts::SIGCHLD;
 
 use crate::children::{Change, next_change, reap_others};
+use crate::end_before::EndBefore;
 use crate::exit::{self, Failure};
 use crate::guard::Guard;
 use crate::job::CommandJob;
@@ -35,9 +36,8 @@ pub(crate) struct Running<'a> {
     job: Box<dyn CommandJob>,
     command: Child,
     guard: &'a dyn Guard,
-    /// The time from TERM to KILL.
-    kill_after: Duration,
-    /// When to send KILL, if TERM was sent and KILL was not.
+    limits: Limits,
+    /// When to send KILL, if that is planned.
     kill_at: Option<Instant>,
     /// The signals to forward, and when to do so: by then the supervisor has received them, too, if
     /// they were sent to all processes.
@@ -47,19 +47,29 @@ pub(crate) struct Running<'a> {
     end: End,
 }
 
+/// When this process ends its command while it holds the lock.
+pub(crate) struct Limits {
+    /// The time from TERM to KILL.
+    pub(crate) kill_after: Duration,
+    /// When the lock has been held for `--max-hold`.
+    pub(crate) max_hold_at: Option<Instant>,
+    /// How much of the validity must be left (`--end-before`). `None` from the moment at which less
+    /// was left.
+    pub(crate) end_before: Option<EndBefore>,
+}
+
 /// How the command has ended.
 #[derive(Debug, Default)]
 pub(crate) struct End {
     /// The exit code for it; `None` until it has ended.
     pub(crate) code: Option<u8>,
-    /// Why the lock was lost before the command and its processes had ended, if it was.
-    pub(crate) lost: Option<Lost>,
-    /// The command was terminated because it needed the terminal.
-    pub(crate) needed_terminal: bool,
+    /// The lock was lost before the command and its processes had ended.
+    pub(crate) is_lost: bool,
+    /// The exit code for why this process has ended the command, if it has, and not because the
+    /// lock was lost.
+    pub(crate) ended_for: Option<u8>,
     /// A signal asked this process to end, at most [`FOR_THE_END`] before.
     pub(crate) signalled: bool,
-    /// The command was terminated because the supervisor had ended before it.
-    pub(crate) was_unsupervised: bool,
 }
 
 impl<'a> Running<'a> {
@@ -67,13 +77,13 @@ impl<'a> Running<'a> {
         job: Box<dyn CommandJob>,
         command: Child,
         guard: &'a dyn Guard,
-        kill_after: Duration,
+        limits: Limits,
     ) -> Self {
         Self {
             job,
             command,
             guard,
-            kill_after,
+            limits,
             kill_at: None,
             forwards: VecDeque::new(),
             signalled_at: None,
@@ -87,9 +97,13 @@ impl<'a> Running<'a> {
     ///
     /// - the command itself has ended,
     /// - the lock is lost,
+    /// - the lock has been held for `--max-hold`,
+    /// - less than `--end-before` is left of the lease: then KILL is sent at its end at the latest,
     /// - the supervisor has ended: if this process ended as well, the command would go on without
     ///   the lock, or
     /// - the command needs the terminal and does not have it.
+    ///
+    /// The lease is renewed until this returns, unless it is lost.
     pub(crate) fn until_the_end(mut self, signals: &Receiver<i32>) -> End {
         let mut lost = self.guard.lost();
         // The signal of an earlier change may have been received before the command started.
@@ -100,9 +114,7 @@ impl<'a> Running<'a> {
                 recv(lost) -> why => {
                     lost = never();
                     if let Ok(why) = why {
-                        self.end.lost = Some(why);
-                        self.terminate();
-                        say(&format!("{why}; ending the command"));
+                        self.lost(why);
                     }
                 }
                 recv(signals) -> signal => match signal {
@@ -114,6 +126,7 @@ impl<'a> Running<'a> {
                 recv(check) -> _ => {}
             }
             self.forward_due(Instant::now());
+            self.check_limits(Instant::now());
         }
         // A command may go on after a signal, such as a HUP that makes it read its files again.
         self.end.signalled = self
@@ -149,10 +162,62 @@ impl<'a> Running<'a> {
 
     fn next_check(&self) -> Receiver<Instant> {
         let forward_at = self.forwards.front().map(|(_, at)| *at);
-        match self.kill_at.into_iter().chain(forward_at).min() {
+        let end_before = self.limits.end_before.as_ref();
+        let limits = [
+            self.kill_at,
+            forward_at,
+            self.limits.max_hold_at,
+            end_before.map(EndBefore::next_check),
+        ];
+        match limits.into_iter().flatten().min() {
             _ if self.end.code.is_some() => after(CHECK_EVERY),
             Some(next) => at(next),
             None => never(),
+        }
+    }
+
+    fn lost(&mut self, why: Lost) {
+        self.end.is_lost = true;
+        // The end of the lease is when `--end-before` kills the command.
+        if why == Lost::Expired && self.limits.end_before.take().is_some() {
+            self.kill_at = Some(Instant::now());
+        } else {
+            self.terminate();
+        }
+        say(&format!("{why}; ending the command"));
+    }
+
+    /// Ends the command if it has reached a limit.
+    fn check_limits(&mut self, now: Instant) {
+        if self.limits.max_hold_at.take_if(|at| *at <= now).is_some() {
+            self.end_for(
+                exit::TOO_LONG,
+                "the lock was held for --max-hold; ending the command before it is released",
+            );
+        }
+        let guard = self.guard;
+        let end_before = self.limits.end_before.as_mut();
+        if let Some(end) = end_before.and_then(|limit| limit.reached(guard, now)) {
+            self.limits.end_before = None;
+            self.end_for(
+                exit::LOST,
+                "less than --end-before is left of the lease; ending the command",
+            );
+            // A later renewal does not change this: the command is being ended.
+            self.kill_at = self.kill_at.map(|at| at.min(end));
+        }
+    }
+
+    /// Ends the command for a reason with this exit code, unless it is being ended already.
+    fn end_for(&mut self, code: u8, message: &str) {
+        if self.kill_at.is_some() {
+            return;
+        }
+        self.terminate();
+        // Otherwise only processes that the command has left behind still run.
+        if self.end.code.is_none() {
+            self.end.ended_for = Some(code);
+            say(message);
         }
     }
 
@@ -183,7 +248,7 @@ impl<'a> Running<'a> {
     fn terminate(&mut self) {
         self.job.terminate();
         self.kill_at
-            .get_or_insert_with(|| Instant::now() + self.kill_after);
+            .get_or_insert_with(|| Instant::now() + self.limits.kill_after);
     }
 
     /// Handles what has happened to the children.
@@ -195,11 +260,10 @@ impl<'a> Running<'a> {
                 None => break,
             }
         }
-        let is_watched_for = self.end.code.is_none() && !self.end.was_unsupervised;
+        let is_watched_for = self.end.code.is_none() && self.end.ended_for.is_none();
         if is_watched_for && self.job.supervisor().has_ended() {
-            self.end.was_unsupervised = true;
-            self.terminate();
-            say(
+            self.end_for(
+                exit::SYSTEM,
                 "the supervisor process has ended, so the command is ended before the lock is free",
             );
         }
@@ -220,10 +284,11 @@ impl<'a> Running<'a> {
 
     fn stopped(&mut self, by: Signal) {
         let guard = self.guard;
-        if self.job.stopped(by, &|| guard.is_held()) && self.kill_at.is_none() {
-            self.end.needed_terminal = true;
-            self.terminate();
-            say("the command needs the terminal, which it has only with --foreground; ending it");
+        if self.job.stopped(by, &|| guard.is_held()) {
+            self.end_for(
+                exit::USAGE,
+                "the command needs the terminal, which it has only with --foreground; ending it",
+            );
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::args::duration::duration;
+use crate::args::duration::{duration, pause};
 use crate::exit::{Failure, NOT_ACQUIRED, USAGE};
 
 const USAGE_OF_RUN: &str = "\
@@ -91,9 +91,18 @@ pub(crate) struct Run {
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "0s")]
     pub(crate) min_hold: Duration,
 
-    /// End the command when it has held the lock for this time [default: no limit]
+    /// End the command when it has held the lock for this time. The lock is released when the
+    /// command and its processes have ended [default: no limit]
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub(crate) max_hold: Option<Duration>,
+
+    /// End the command when less than this time of the lease is left, because Redis does not
+    /// confirm its renewal: TERM at that moment, and KILL at the end of the lease, or after
+    /// --kill-after if that is earlier. So the command has ended before another host can take the
+    /// lock. Must be shorter than the ttl less a tenth and a third of it [default: end the command
+    /// when the lock is lost]
+    #[arg(long, value_name = "TIME", value_parser = pause)]
+    pub(crate) end_before: Option<Duration>,
 
     /// The time from TERM to KILL for a process group that does not end
     #[arg(long, value_name = "TIME", value_parser = duration, default_value = "10s")]
