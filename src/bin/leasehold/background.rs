@@ -8,7 +8,8 @@ use leasehold::crossbeam_channel::{Receiver, Sender, at, bounded, never, select}
 use signal_hook::consts::SIGTSTP;
 
 use crate::message::shorten_flush;
-use crate::signals::{ONE_SIGNAL, ends, suspend};
+use crate::signals::{ONE_SIGNAL, ends};
+use crate::stops::suspend;
 
 /// How long the work may go on after the first signal: 100 ms of the second are left to exit.
 const AFTER_SIGNAL: Duration = Duration::from_millis(900);

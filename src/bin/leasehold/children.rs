@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, waitid};
 
 use crate::mask::restore_mask;
+use crate::stops;
 
 /// How often to check whether a new child is stopped. Most starts take less.
 const CHECK_EVERY: Duration = Duration::from_millis(10);
@@ -28,7 +29,7 @@ pub(crate) fn start_child<T: Send>(start: impl FnOnce() -> io::Result<T> + Send)
     // so.
     while take_stopped().is_some() {}
     let (tell, started) = bounded(1);
-    thread::scope(|scope| {
+    let child = thread::scope(|scope| {
         let start = move || {
             restore_mask();
             let _ = tell.send(start());
@@ -49,7 +50,9 @@ pub(crate) fn start_child<T: Send>(start: impl FnOnce() -> io::Result<T> + Send)
                 }
             }
         }
-    })
+    });
+    stops::end_unblocked();
+    child
 }
 
 /// Returns a child that has been stopped since it was last asked for; consumes that stop.
@@ -121,6 +124,12 @@ fn reap(child: Pid) {
 /// Other systems have no subreaper.
 #[cfg(not(target_os = "linux"))]
 pub(crate) fn reap_others(_: &[Pid]) {}
+
+/// Returns whether the child was continued after its last stop.
+pub(crate) fn was_continued(child: Pid) -> bool {
+    let continued = WaitIdOptions::CONTINUED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+    matches!(waitid(WaitId::Pid(child), continued), Ok(Some(_)))
+}
 
 /// What has happened to a child.
 pub(crate) enum Change {

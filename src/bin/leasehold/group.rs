@@ -13,7 +13,7 @@ use rustix::process::{
 use crate::children::start_child;
 use crate::job::{CommandJob, report};
 use crate::process_group::{group_of, signal_command};
-use crate::signals::suspend;
+use crate::stops::{self, suspend};
 use crate::supervisor::Supervisor;
 
 /// A process group that does not outlive this process. The supervisor leads it.
@@ -85,6 +85,9 @@ impl CommandJob for ProcessGroup {
     }
 
     fn suspend(&mut self, is_held: &dyn Fn() -> bool) {
+        if !stops::is_pending() {
+            return;
+        }
         // The command must not run while this process is stopped and does not renew.
         self.signal(Signal::STOP);
         suspend();

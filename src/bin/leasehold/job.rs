@@ -23,7 +23,8 @@ pub(crate) trait CommandJob {
     /// to the command as well.
     fn forward(&mut self, signal: Signal);
 
-    /// Handles a TSTP that this process has received: Ctrl-Z, or a request to suspend both.
+    /// Handles a TSTP that this process has received: Ctrl-Z, or a request to suspend both. Does
+    /// nothing if a CONT has taken it back.
     fn suspend(&mut self, is_held: &dyn Fn() -> bool);
 
     /// Handles a stop of the command by a signal. Returns true if the command needs the terminal

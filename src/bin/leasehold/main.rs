@@ -39,6 +39,7 @@ mod server_variables;
 mod settings;
 mod signals;
 mod status;
+mod stops;
 mod supervise;
 mod supervisor;
 mod table;

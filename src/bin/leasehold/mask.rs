@@ -2,8 +2,9 @@
 
 use std::sync::OnceLock;
 
-use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, raise};
+
+use crate::stops;
 
 /// The mask with which this program was started.
 static FORMER: OnceLock<SigSet> = OnceLock::new();
@@ -27,10 +28,12 @@ pub(crate) fn block_signals_of_writes() {
 }
 
 /// Restores the mask with which this program was started, in this thread, for a child to inherit.
+/// Call [`stops::end_unblocked`] when this thread has ended.
 pub(crate) fn restore_mask() {
     // A process of the same pipeline may have caused SIGTTOU for its whole group earlier. It would
-    // stop this process now. CONT discards it.
-    let _ = kill(Pid::this(), Signal::SIGCONT);
+    // stop this process now. CONT discards it, and a TSTP.
+    let _ = raise(Signal::SIGCONT);
+    stops::begin_unblocked();
     if let Some(former) = FORMER.get() {
         let _ = former.thread_set_mask();
     }

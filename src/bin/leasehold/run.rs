@@ -20,7 +20,8 @@ use crate::lock::take;
 use crate::message::print_in_background;
 use crate::release::{AlreadyLost, give_back, release};
 use crate::running::{End, Limits, Running};
-use crate::signals::{ends, signals_and_children, suspend};
+use crate::signals::{ends, signals_and_children};
+use crate::stops::suspend;
 use crate::wait::wait;
 
 pub(crate) fn run(connection: &ConnectionArgs, args: &Run) -> Result<u8, Failure> {
@@ -31,9 +32,9 @@ pub(crate) fn run(connection: &ConnectionArgs, args: &Run) -> Result<u8, Failure
         ));
     }
     args.command()?;
-    print_in_background().map_err(|error| Failure::system("cannot start a thread", &error))?;
     let signals =
         signals_and_children().map_err(|error| Failure::system("cannot catch signals", &error))?;
+    print_in_background().map_err(|error| Failure::system("cannot start a thread", &error))?;
     let mut builder = connection.builder()?;
     if let Some(least) = args.end_before {
         end_before::check(least, args.ttl)?;

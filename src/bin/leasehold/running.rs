@@ -17,6 +17,7 @@ use crate::guard::Guard;
 use crate::job::CommandJob;
 use crate::message::say;
 use crate::signals::ends;
+use crate::stops;
 
 /// The most time between two signals of one sender to this process and to the supervisor.
 const TOGETHER: Duration = Duration::from_millis(50);
@@ -132,8 +133,9 @@ impl<'a> Running<'a> {
         self.end.signalled = self
             .signalled_at
             .is_some_and(|at| at.elapsed() <= FOR_THE_END);
-        // A Ctrl-Z that the command has handled must not stop this process before the release.
         self.end.signalled |= signals.try_iter().filter(|signal| ends(*signal)).count() > 0;
+        // A Ctrl-Z that the command has handled must not stop this process before the release.
+        stops::discard();
         self.end
     }
 

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use leasehold::crossbeam_channel::{Receiver, unbounded};
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGTSTP, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
-use signal_hook::low_level::emulate_default_handler;
 
 use crate::exit::by_signal;
+use crate::stops;
 
 /// The signals that this process forwards to the command.
 pub(crate) const FORWARDED: [i32; 6] = [SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2];
@@ -25,13 +25,10 @@ pub(crate) fn ends(signal: i32) -> bool {
     [SIGHUP, SIGINT, SIGQUIT, SIGTERM].contains(&signal)
 }
 
-/// Stops this process until it receives CONT.
-pub(crate) fn suspend() {
-    // Fails only for a signal that `signal_hook` does not know.
-    let _ = emulate_default_handler(SIGTSTP);
-}
-
-/// Catches signals and returns a channel that receives them.
+/// Catches signals and returns a channel that receives them. For TSTP, the channel may receive
+/// several messages, also after a CONT: `stops` says whether a stop is pending.
+///
+/// Call it before another thread is started.
 ///
 /// A signal that was ignored when this process started (`nohup`, a shell's `&`) stays ignored.
 /// Only systems with `/proc` show which signals these are; on others, this process catches them as
@@ -72,26 +69,20 @@ pub(crate) fn signals_and_children() -> io::Result<Receiver<i32>> {
 
 fn catch(children: Option<i32>) -> io::Result<Receiver<i32>> {
     let ignored = ignored();
-    let caught = FORWARDED.into_iter().chain([SIGTSTP]);
-    let caught = caught.filter(|&signal| ignored & bit(signal) == 0);
-    let mut signals = Signals::new(caught.chain(children))?;
+    let caught = |signal: i32| ignored & bit(signal) == 0;
     let (sender, receiver) = unbounded();
+    if caught(SIGTSTP) {
+        stops::catch(sender.clone())?;
+    }
+    let forwarded = FORWARDED.into_iter().filter(|&signal| caught(signal));
+    let mut signals = Signals::new(forwarded.chain(children))?;
     let mut repeats = Repeats::default();
     let mut received = move |signal| match repeats.is_repeat(signal, Instant::now()) {
         true => Ok(()),
         false => sender.send(signal),
     };
-    let listen = move || {
-        loop {
-            let mut pending: Vec<_> = signals.wait().collect();
-            // Ctrl-Z reaches this process before the command has stopped, and ended, because of it.
-            pending.sort_by_key(|signal| *signal == SIGCHLD);
-            // Fails when this process no longer handles signals.
-            if pending.into_iter().try_for_each(&mut received).is_err() {
-                return;
-            }
-        }
-    };
+    // Fails when this process no longer handles signals.
+    let listen = move || signals.forever().try_for_each(&mut received);
     thread::Builder::new()
         .name("leasehold-signals".into())
         .spawn(listen)?;

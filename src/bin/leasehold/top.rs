@@ -14,7 +14,8 @@ use crate::exit::{Failure, by_signal};
 use crate::row::Row;
 use crate::scan::{self, Scanned};
 use crate::screen::Screen;
-use crate::signals::{is_process_1, signals, suspend};
+use crate::signals::{is_process_1, signals};
+use crate::stops::{self, suspend};
 use crate::watched::Watched;
 
 /// How long the first refresh waits for the first scan, unless `--count` limits the refreshes.
@@ -165,7 +166,8 @@ impl Display {
 
     fn signalled(&mut self, signal: Option<i32>) -> Result<(), Stop> {
         match signal {
-            Some(SIGTSTP) => Ok(self.screen.while_left(suspend)?),
+            Some(SIGTSTP) if stops::is_pending() => Ok(self.screen.while_left(suspend)?),
+            Some(SIGTSTP) => Ok(()),
             Some(signal) => Err(Stop::Signal(signal)),
             // The thread that receives the signals lives as long as this process.
             None => Ok(()),

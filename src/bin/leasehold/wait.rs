@@ -15,7 +15,8 @@ use crate::exit::{self, Failure};
 use crate::guard::Guard;
 use crate::lock::{LockWait, Take};
 use crate::refusal::not_acquired;
-use crate::signals::{ends, suspend};
+use crate::signals::ends;
+use crate::stops::suspend;
 
 /// The time limit of the client's shutdown. Nothing waits for it after that.
 const LEAVING: Duration = Duration::from_secs(1);

@@ -21,7 +21,13 @@ support::tests![
     signal_is_forwarded_to_the_whole_group,
     ignored_signal_stays_ignored,
     #[cfg(target_os = "linux")]
-    command_is_suspended_with_the_program
+    command_is_suspended_with_the_program,
+    #[cfg(target_os = "linux")]
+    stop_that_was_continued_stops_no_program,
+    #[cfg(target_os = "linux")]
+    stops_at_the_start_of_the_command_need_one_continue,
+    #[cfg(target_os = "linux")]
+    stop_of_a_foreground_command_can_be_taken_back
 ];
 
 support::timed![
@@ -165,10 +171,24 @@ fn ignored_signal_stays_ignored() {
     assert_eq!(program.code(), Some(6));
 }
 
+/// Starts the program as a shell with job control does: in a process group of its own, which
+/// another one of the session can continue. Its command prints its process id, and sleeps.
+#[cfg(target_os = "linux")]
+fn run_as_job(server: &Server, options: &[&str]) -> Program {
+    use std::os::unix::process::CommandExt;
+
+    let mut command = program(&server.url());
+    command
+        .args(["run", "a", "--max-hold", "60s"])
+        .args(options);
+    command.args(["--", "sh", "-c", "echo $$; exec sleep 300"]);
+    Program::of(command.process_group(0).spawn().unwrap())
+}
+
 #[cfg(target_os = "linux")]
 fn command_is_suspended_with_the_program() {
     let server = Server::start();
-    let mut program = Program::run(&server.url(), &["--ttl", "60s"], "echo $$; exec sleep 300");
+    let mut program = run_as_job(&server, &["--ttl", "60s"]);
     let pid = program.pid();
     let ours = program.id();
     program.send(Signal::TSTP);
@@ -179,6 +199,94 @@ fn command_is_suspended_with_the_program() {
     eventually(WAIT_LIMIT, || state_of(pid) != Some('T'));
     program.send(Signal::TERM);
     assert_eq!(program.code(), Some(143));
+}
+
+/// Sends TSTP and, `n` times 50 µs later, CONT.
+#[cfg(target_os = "linux")]
+fn stop_and_continue(program: &Program, n: u32) {
+    program.send(Signal::TSTP);
+    let sent = Instant::now();
+    while sent.elapsed() < ms(1) / 20 * n {}
+    program.send(Signal::CONT);
+}
+
+/// Returns the exit code after TERM. Fails if the program is stopped.
+#[cfg(target_os = "linux")]
+fn ended_by_term(program: &mut Program) -> Option<i32> {
+    program.send(Signal::TERM);
+    eventually(WAIT_LIMIT, || program.process.try_wait().unwrap().is_some());
+    program.code()
+}
+
+/// As a program that does not catch TSTP, and as the leader of a session, too.
+#[cfg(target_os = "linux")]
+fn stop_that_was_continued_stops_no_program() {
+    let server = Server::start();
+    let _guard = hold(&server);
+    let start = |as_leader: bool| {
+        let mut command = match as_leader {
+            true => Command::new("setsid"),
+            false => Command::new("env"),
+        };
+        // The session of an aborted test does not end its own.
+        command.args([PROGRAM, "run", "a", "--wait", "60s", "--", "true"]);
+        command.env("REDIS_URL", server.url()).stdin(Stdio::null());
+        let command = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        Program::of(command.spawn().unwrap())
+    };
+    let mut programs: Vec<_> = (0..20).map(|n| start(n % 2 == 0)).collect();
+    eventually(WAIT_LIMIT, || {
+        client(&server).mutex("a").waiting().unwrap() == 20
+    });
+    for (n, program) in (0..).zip(&programs) {
+        for more in 0..3 {
+            stop_and_continue(program, (n + more * 7) % 20);
+        }
+    }
+    for program in &mut programs {
+        assert_eq!(ended_by_term(program), Some(143));
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn stops_at_the_start_of_the_command_need_one_continue() {
+    let server = Server::start();
+    for options in [&[][..], &["--foreground"]] {
+        let script = "trap 'exit 3' TERM; echo ready; while :; do sleep 0.02; done";
+        let mut program = Program::run(&server.url(), options, script);
+        let id = program.id();
+        // From here on, the program catches signals.
+        eventually(WAIT_LIMIT, || !super::children_of(id).is_empty());
+        for n in 0..50 {
+            stop_and_continue(&program, n % 5);
+        }
+        assert_eq!(program.next_line(), "ready");
+        for n in 0..50 {
+            stop_and_continue(&program, n % 5);
+        }
+        assert_eq!(ended_by_term(&mut program), Some(3), "{options:?}");
+    }
+}
+
+/// Without a terminal, the program forwards the stop, and stops after its command.
+#[cfg(target_os = "linux")]
+fn stop_of_a_foreground_command_can_be_taken_back() {
+    let server = Server::start();
+    let mut program = run_as_job(&server, &["--foreground", "--ttl", "60s"]);
+    let command = program.pid();
+    let ours = program.id();
+    for n in 0..20 {
+        stop_and_continue(&program, n);
+    }
+    let is_running = || state_of(ours) != Some('T') && state_of(command) != Some('T');
+    eventually(WAIT_LIMIT, is_running);
+    program.send(Signal::TSTP);
+    eventually(WAIT_LIMIT, || {
+        state_of(ours) == Some('T') && state_of(command) == Some('T')
+    });
+    program.send(Signal::CONT);
+    eventually(WAIT_LIMIT, is_running);
+    assert_eq!(ended_by_term(&mut program), Some(143));
 }
 
 /// Returns how long the program took to end after a signal, and its exit code.
