@@ -6,18 +6,14 @@ use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use rustix::io::Errno;
-
 use crate::ancestors::{self, Ancestors};
 use crate::args::{Run, name};
-use crate::exit::{self, Failure};
+use crate::exit::Failure;
 use crate::guard::Guard;
 use crate::job::CommandJob;
 use crate::message::note;
-use crate::program::find;
-
-/// The shell that runs a script without `#!`.
-const SHELL: &str = "/bin/sh";
+use crate::pid_variables::{self, cannot_run};
+use crate::program::run_as_a_script_too;
 
 /// Starts the command.
 pub(crate) fn start(
@@ -33,7 +29,7 @@ pub(crate) fn start(
         note("the command's standard input is empty; --foreground gives it the terminal");
     }
     let spawn = |program: &OsStr, script: Option<PathBuf>| {
-        let mut command = Command::new(program);
+        let mut command = pid_variables::command(program)?;
         command.args(script).args(arguments.clone());
         set_environment(&mut command, guard, args);
         if without_input {
@@ -41,31 +37,7 @@ pub(crate) fn start(
         }
         job.spawn(&mut command)
     };
-    run_as_a_script_too(program, spawn).map_err(|error| {
-        let code = match error.kind() {
-            io::ErrorKind::NotFound => exit::NOT_FOUND,
-            // No process or thread is left.
-            io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory => exit::SYSTEM,
-            _ => exit::CANNOT_RUN,
-        };
-        Failure::new(code, format!("cannot run {}: {error}", program.display()))
-    })
-}
-
-/// Runs `spawn` for the program. If that is a file of an unknown format, such as a script without
-/// `#!`, runs `spawn` for a shell and the file, as `execvp` does.
-fn run_as_a_script_too(
-    program: &OsStr,
-    mut spawn: impl FnMut(&OsStr, Option<PathBuf>) -> io::Result<Child>,
-) -> io::Result<Child> {
-    let error = match spawn(program, None) {
-        Err(error) if error.raw_os_error() == Some(Errno::NOEXEC.raw_os_error()) => error,
-        spawned => return spawned,
-    };
-    match find(program) {
-        Some(script) => spawn(OsStr::new(SHELL), Some(script)),
-        None => Err(error),
-    }
+    run_as_a_script_too(program, spawn).map_err(|error| cannot_run(program, &error))
 }
 
 /// The variables that tell the command a name and its fencing token.

@@ -24,6 +24,7 @@ mod lock;
 mod mask;
 mod message;
 mod permits;
+mod pid_variables;
 mod process_group;
 mod program;
 mod rate;
@@ -59,12 +60,15 @@ use escape::Escaped;
 use exit::Failure;
 
 fn main() {
+    // The parser does not know the arguments of other processes of this program, so help and
+    // completions do not show them.
+    let first = env::args_os().nth(1).unwrap_or_default();
+    if first == pid_variables::BECOME {
+        let code = pid_variables::become_command(env::args_os().skip(2));
+        process::exit(code.into());
+    }
     mask::block_signals_of_writes();
-    // The parser does not know the supervisor's argument, so help and completions do not show it.
-    if env::args_os()
-        .nth(1)
-        .is_some_and(|first| first == supervise::SUPERVISE)
-    {
+    if first == supervise::SUPERVISE {
         supervise::supervise();
         return;
     }

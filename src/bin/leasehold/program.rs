@@ -6,6 +6,11 @@ use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{self, Path, PathBuf};
 
+use rustix::io::Errno;
+
+/// The shell that runs a script without `#!`.
+const SHELL: &str = "/bin/sh";
+
 /// Returns a path of this program.
 pub(crate) fn this_program() -> io::Result<PathBuf> {
     // This path stays valid if the file is replaced.
@@ -41,4 +46,20 @@ pub(crate) fn find(name: &OsStr) -> Option<PathBuf> {
         false => directory.join(name),
     });
     files.into_iter().find(is_program)
+}
+
+/// Runs `spawn` for the program. If that is a file of an unknown format, such as a script without
+/// `#!`, runs `spawn` for a shell and the file, as `execvp` does.
+pub(crate) fn run_as_a_script_too<T>(
+    program: &OsStr,
+    mut spawn: impl FnMut(&OsStr, Option<PathBuf>) -> io::Result<T>,
+) -> io::Result<T> {
+    let error = match spawn(program, None) {
+        Err(error) if error.raw_os_error() == Some(Errno::NOEXEC.raw_os_error()) => error,
+        spawned => return spawned,
+    };
+    match find(program) {
+        Some(script) => spawn(OsStr::new(SHELL), Some(script)),
+        None => Err(error),
+    }
 }

@@ -6,7 +6,8 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
 use std::time::Instant;
 
 use support::{FakeServer, Recorder, Server, TempDir, eventually, free_port, ms};
@@ -25,7 +26,9 @@ support::tests![
     lock_that_another_program_replaced_counts_as_lost,
     output_that_cannot_be_written_has_its_exit_codes,
     command_gets_token_and_name_in_its_environment,
-    command_gets_no_variables_of_an_outer_lock
+    command_gets_no_variables_of_an_outer_lock,
+    socket_and_watchdog_of_the_program_are_the_commands,
+    program_that_gets_a_socket_fails_with_its_exit_codes
 ];
 
 fn exit_code_is_that_of_the_command() {
@@ -304,4 +307,73 @@ fn run_that_does_not_wait_for_the_lock_can_wait_for_redis() {
     assert_eq!(run.code(), Some(69));
     let said = run.errors();
     assert!(said.contains("attempts went on for"), "{said}");
+}
+
+/// Starts the program as a service manager does: the variables contain its process id, and the
+/// socket is descriptor 3, here a file. The script finds the program in `$0`.
+fn with_socket(server: &Server, socket: &Path, script: &str, arguments: &[&str]) -> Output {
+    let set =
+        "export LISTEN_PID=$$ WATCHDOG_PID=$$ LISTEN_PIDFDID=1 LISTEN_FDS=1 LISTEN_FDNAMES=web";
+    let script = format!("{set}; {script}");
+    let mut command = Command::new("sh");
+    command.args(["-c", &script, PROGRAM]).args(arguments);
+    command
+        .env("REDIS_URL", server.url())
+        .env("SOCKET", socket)
+        .output()
+        .unwrap()
+}
+
+fn socket_and_watchdog_of_the_program_are_the_commands() {
+    let server = Server::start();
+    let directory = TempDir::create();
+    let socket = directory.join("socket");
+    fs::write(&socket, "connected\n").unwrap();
+    let script = "test \"$LISTEN_PID\" = $$ && test \"$WATCHDOG_PID\" = $$ || exit 5
+        test -z \"$LISTEN_PIDFDID\" || exit 6
+        test \"$LISTEN_FDS $LISTEN_FDNAMES\" = '1 web' || exit 7
+        read -r line <&3; test \"$line\" = connected || exit 8; echo $$; exit 9";
+    let without_interpreter = directory.join("script-of-a-test");
+    fs::write(&without_interpreter, script).unwrap();
+    fs::set_permissions(&without_interpreter, fs::Permissions::from_mode(0o755)).unwrap();
+    let without_interpreter = without_interpreter.to_str().unwrap();
+    for command in [&["sh", "-c", script][..], &[without_interpreter]] {
+        for option in ["--", "--foreground"] {
+            let run = "exec \"$0\" run a \"$@\" 3<\"$SOCKET\"";
+            let arguments = [&[option], command].concat();
+            let output = with_socket(&server, &socket, run, &arguments);
+            assert_eq!(output.status.code(), Some(9), "{option} {output:?}");
+        }
+    }
+    // The variables of another process are left as they are.
+    let run =
+        "echo $$; \"$0\" run a -- sh -c 'echo $LISTEN_PID $WATCHDOG_PID $LISTEN_PIDFDID'; exit 3";
+    let output = with_socket(&server, &socket, run, &[]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let (outer, seen) = text.split_once('\n').unwrap();
+    assert_eq!(seen, format!("{outer} {outer} 1\n"));
+}
+
+fn program_that_gets_a_socket_fails_with_its_exit_codes() {
+    let server = Server::start();
+    let directory = TempDir::create();
+    let broken = directory.join("script-of-a-test");
+    fs::write(&broken, "#!/no/such/interpreter\n").unwrap();
+    fs::set_permissions(&broken, fs::Permissions::from_mode(0o755)).unwrap();
+    for (command, expected) in [
+        ("/no/such/program", 127),
+        ("no-such-program", 127),
+        ("/", 126),
+        (broken.to_str().unwrap(), 127),
+    ] {
+        let run = "exec \"$0\" run a -- \"$@\"";
+        let output = with_socket(&server, &broken, run, &[command]);
+        assert_eq!(output.status.code(), Some(expected), "{output:?}");
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert!(
+            said.starts_with(&format!("leasehold: cannot run {command}: ")),
+            "{said}"
+        );
+        assert!(server.is_free("a"), "{command}");
+    }
 }
