@@ -4,8 +4,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use rustix::process::Signal;
 #[cfg(target_os = "linux")]
-use rustix::process::{Signal, kill_process};
+use rustix::process::kill_process;
 use support::{Proxy, Server, TempDir, Traffic, eventually, let_pass, ms};
 
 use super::{Program, WAIT_LIMIT, client, code, program};
@@ -13,6 +14,7 @@ use super::{Program, WAIT_LIMIT, client, code, program};
 support::tests![
     command_ended_by_max_hold_is_dead_before_the_next_one_starts,
     command_ended_by_end_before_ends_although_redis_is_back,
+    command_ended_by_end_before_is_killed_at_once_if_its_time_is_over,
     command_that_waited_in_the_queue_is_not_ended_at_once,
     #[cfg(target_os = "linux")]
     lock_is_renewed_until_the_command_of_a_killed_supervisor_has_ended,
@@ -149,6 +151,27 @@ fn command_ended_by_end_before_ends_although_redis_is_back() {
     );
     assert!(!errors.contains("expired"), "{errors}");
     assert!(server.is_free("a"));
+}
+
+/// The program itself was stopped for longer than the lease.
+fn command_ended_by_end_before_is_killed_at_once_if_its_time_is_over() {
+    let server = Server::start();
+    let options = [
+        "--ttl",
+        "300ms",
+        "--end-before",
+        "100ms",
+        "--kill-after",
+        "60s",
+    ];
+    let script = "trap '' TERM; echo ready; while :; do sleep 0.02; done";
+    let mut program = Program::run(&server.url(), &options, script);
+    assert_eq!(program.next_line(), "ready");
+    program.send(Signal::STOP);
+    eventually(WAIT_LIMIT, || server.is_free("a"));
+    program.send(Signal::CONT);
+    eventually(WAIT_LIMIT, || program.process.try_wait().unwrap().is_some());
+    assert_eq!(program.code(), Some(79));
 }
 
 /// The lease of a grant by the queue ends after 3 s unless it is renewed.

@@ -16,6 +16,7 @@ support::tests![
     foreground_command_dies_with_the_program,
     lost_lock_ends_a_foreground_command,
     top_leaves_the_terminal_as_it_was,
+    stop_that_was_continued_does_not_stop_top,
     list_shows_how_far_it_is,
     ctrl_c_ends_a_long_list
 ];
@@ -183,6 +184,21 @@ fn top_leaves_the_terminal_as_it_was() {
     terminal.wait_for(LEAVE);
     let before = terminal.wait_for("ended with 130");
     assert!(!before.contains("held"), "{before:?}");
+}
+
+fn stop_that_was_continued_does_not_stop_top() {
+    let server = Server::start();
+    let command = [PROGRAM, "top", "--interval", "20ms"];
+    let mut terminal = Terminal::start(&command, &[("REDIS_URL", &server.url())]);
+    terminal.wait_for("0 held, 0 waiting");
+    let top = Pid::from_raw(i32::try_from(terminal.id()).unwrap()).unwrap();
+    for _ in 0..20 {
+        kill_process(top, Signal::TSTP).unwrap();
+        kill_process(top, Signal::CONT).unwrap();
+    }
+    terminal.type_keys(CTRL_C);
+    let (status, shown) = terminal.wait();
+    assert_eq!(status.code(), Some(130), "{shown}");
 }
 
 /// Starts `list` on its own terminal, behind a proxy that delays each page of its scan.
