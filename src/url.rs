@@ -67,6 +67,8 @@ pub(crate) struct Nodes {
 /// The sentinels of a master, and the credentials for the master.
 pub(crate) struct Sentinel {
     pub(crate) sentinels: Vec<Address>,
+    /// Whether the caller says that the sentinels have TLS, or that they have none.
+    says_tls: bool,
     pub(crate) master: String,
     /// The credentials and TLS settings for the master. The host is a placeholder: the sentinels
     /// report the address.
@@ -263,10 +265,9 @@ impl Target {
         ))
     }
 
-    /// Returns whether the servers are a master and its sentinels.
-    #[cfg(feature = "tls")]
-    pub(crate) fn is_sentinel(&self) -> bool {
-        matches!(self, Self::Sentinel(_))
+    /// Returns whether these are sentinels of which the caller does not say whether they have TLS.
+    pub(crate) fn lacks_sentinel_tls(&self) -> bool {
+        matches!(self, Self::Sentinel(sentinel) if !sentinel.says_tls)
     }
 
     /// Returns the quorum of the independent servers that these URLs name.
@@ -299,7 +300,12 @@ impl Target {
     /// Each sentinel is `[scheme://][user:password@]host[:port]`; `master` is
     /// `[scheme://][user:password@]name[/db][?…]`.
     pub(crate) fn sentinel(sentinels: &[String], master: &str) -> Result<Self, Error> {
-        let (scheme, rest) = master.split_once("://").unwrap_or(("redis", master));
+        let (own_scheme, rest) = master.split_once("://").unwrap_or(("", master));
+        let scheme = if own_scheme.is_empty() {
+            "redis"
+        } else {
+            own_scheme
+        };
         let (logon, name) = split_logon(rest);
         let (name, query) = name.split_at(name.find('?').unwrap_or(name.len()));
         let (name, db) = name.split_once('/').unwrap_or((name, ""));
@@ -313,9 +319,18 @@ impl Target {
             let (scheme, rest) = sentinel.split_once("://").unwrap_or((scheme, sentinel));
             sentinel_address(scheme, "", rest.strip_suffix('/').unwrap_or(rest))
         };
-        let sentinels = sentinels.iter().map(parse).collect::<Result<_, _>>()?;
+        let says_tls = sentinels.iter().any(|sentinel| sentinel.contains("://"));
+        let sentinels = sentinels.iter().map(parse).collect::<Result<Vec<_>, _>>()?;
+        if own_scheme.is_empty() && sentinels.iter().any(Address::has_tls) {
+            return Err(Error::Config(
+                "the sentinels have TLS, and nothing says whether their master has: write its name \
+                 as rediss://name, or as redis://name if it has none"
+                    .into(),
+            ));
+        }
         let data = Address::parse(&format!("{scheme}://{logon}master/{db}{query}"))?;
-        Ok(Self::Sentinel(Sentinel::new(sentinels, name, data)))
+        let sentinel = Sentinel::new(sentinels, says_tls, name, data);
+        Ok(Self::Sentinel(sentinel))
     }
 
     /// The address without credentials, for messages.
@@ -376,9 +391,10 @@ impl Nodes {
 }
 
 impl Sentinel {
-    fn new(sentinels: Vec<Address>, master: &str, data: Address) -> Self {
+    fn new(sentinels: Vec<Address>, says_tls: bool, master: &str, data: Address) -> Self {
         let mut this = Self {
             sentinels,
+            says_tls,
             master: master.to_owned(),
             data,
         };
@@ -419,7 +435,8 @@ impl Sentinel {
             (None, None) => String::new(),
             (user, password) => format!("{}:{}@", user.unwrap_or(""), password.unwrap_or("")),
         };
-        let scheme = match value("sentinel_tls") {
+        let tls = value("sentinel_tls");
+        let scheme = match tls {
             None => scheme,
             Some("yes") => "rediss",
             Some("no") => "redis",
@@ -427,7 +444,7 @@ impl Sentinel {
         };
         let parse = |host| sentinel_address(scheme, &logon, host);
         let sentinels = hosts.split(',').map(parse).collect::<Result<_, _>>()?;
-        Ok(Self::new(sentinels, master, data))
+        Ok(Self::new(sentinels, tls.is_some(), master, data))
     }
 
     /// The addresses without credentials, for messages.

@@ -46,6 +46,9 @@ pub struct ClientBuilder {
     /// Whether connections to sentinels are encrypted; `None` means what the URL says.
     #[cfg(feature = "tls")]
     sentinel_tls: Option<bool>,
+    /// The same, from the environment: for the sentinels set so far, if nothing else says it.
+    #[cfg(feature = "tls")]
+    sentinel_tls_of_env: Option<bool>,
     /// Where announced addresses are reached, or why the pairs are invalid.
     address_map: Option<Result<AddressMap, Error>>,
     config: Config,
@@ -112,6 +115,10 @@ impl ClientBuilder {
         self.has_two_sources |= !is_override && self.source.as_ref().is_some_and(is_another);
         self.source = Some(source);
         self.logon = Logon::default();
+        #[cfg(feature = "tls")]
+        {
+            self.sentinel_tls_of_env = None;
+        }
         self
     }
 
@@ -140,18 +147,27 @@ impl ClientBuilder {
         target.is_some_and(|target| target.is_ok_and(|mut target| target.has_tls()))
     }
 
-    /// Returns whether the servers are set, and the builder does not say whether their sentinels
-    /// have TLS.
-    #[cfg(feature = "tls")]
+    /// Returns whether sentinels are set of which neither their URL nor the builder says whether
+    /// they have TLS.
     pub(super) fn lacks_sentinel_tls(&self) -> bool {
+        #[cfg(feature = "tls")]
+        if self.sentinel_tls.is_some() {
+            return false;
+        }
         let target = self.source.as_ref().map(UrlSource::target);
-        let is_sentinel = target.is_some_and(|target| target.is_ok_and(|it| it.is_sentinel()));
-        is_sentinel && self.sentinel_tls.is_none()
+        target.is_some_and(|target| target.is_ok_and(|target| target.lacks_sentinel_tls()))
+    }
+
+    /// Sets whether the sentinels set so far have TLS.
+    #[cfg(feature = "tls")]
+    pub(super) fn fill_in_sentinel_tls(mut self, on: bool) -> Self {
+        self.sentinel_tls_of_env = Some(on);
+        self
     }
 
     #[cfg(feature = "tls")]
     fn with_sentinel_tls(&self, target: Target) -> Result<Target, Error> {
-        match self.sentinel_tls {
+        match self.sentinel_tls.or(self.sentinel_tls_of_env) {
             Some(on) => target.with_sentinel_tls(on),
             None => Ok(target),
         }
@@ -177,6 +193,10 @@ impl ClientBuilder {
     /// Each sentinel is `host[:port]`, or a URL with the credentials for the sentinels. `master` is
     /// the master's name, or a URL with that name in place of the host and the credentials for the
     /// master.
+    ///
+    /// Sentinels without a scheme have TLS if the master's URL begins with `rediss://`. If a
+    /// sentinel's URL does, the master needs a scheme, too: `rediss://`, or `redis://` if it has no
+    /// TLS.
     ///
     /// ```
     /// # use leasehold::Client;

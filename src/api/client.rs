@@ -147,7 +147,7 @@ impl Client {
     /// | `REDIS_PASSWORD_FILE` | the file that contains the password, in place of `REDIS_PASSWORD`; see [`password_file`](ClientBuilder::password_file) | none |
     /// | `REDIS_DB` | the database number | `0` |
     /// | `REDIS_TLS_CA` | the PEM file for [`tls_root_file`](ClientBuilder::tls_root_file) | the system's authorities |
-    /// | `REDIS_SENTINEL_TLS` | [`sentinel_tls`](ClientBuilder::sentinel_tls): `yes` or `no` | as the URL says |
+    /// | `REDIS_SENTINEL_TLS` | [`sentinel_tls`](ClientBuilder::sentinel_tls): `yes` or `no`, for a URL that does not say it | as for the master |
     /// | `REDIS_TLS_CERT`, `REDIS_TLS_KEY` | the PEM files for [`tls_client_cert_files`](ClientBuilder::tls_client_cert_files) | none |
     /// | `LOCK_TTL_MS` | [`ttl`](ClientBuilder::ttl) in ms | `10000` |
     /// | `LOCK_CONNECT_TIMEOUT_MS` | [`connect_timeout`](ClientBuilder::connect_timeout) in ms | `1000` |
@@ -171,8 +171,8 @@ impl Client {
     /// the credentials of the master.
     ///
     /// The files for TLS need a URL with TLS (`rediss://`) and the feature `tls`.
-    /// `REDIS_SENTINEL_TLS` is ignored if the servers are no sentinels, or if
-    /// [`sentinel_tls`](ClientBuilder::sentinel_tls) was called before.
+    /// `REDIS_SENTINEL_TLS` is for sentinels whose URL has no `sentinel_tls`, and is ignored
+    /// otherwise.
     ///
     /// ```
     /// use leasehold::Client;

@@ -29,9 +29,11 @@ impl ClientBuilder {
     /// - `REDIS_USERNAME` and `REDIS_PASSWORD`, or the password in the file that
     ///   `REDIS_PASSWORD_FILE` names, fill in each URL without a password.
     /// - `REDIS_TLS_CA`, `REDIS_TLS_CERT` and `REDIS_TLS_KEY` are read only if the URLs use TLS.
+    /// - `REDIS_SENTINEL_TLS` is read only for sentinels of which the program has not said whether
+    ///   they have TLS.
     ///
-    /// Setters called later override the environment. A URL set later gets no user and no password
-    /// from the environment.
+    /// Setters called later override the environment. A URL set later gets no user, no password and
+    /// no `REDIS_SENTINEL_TLS` from the environment.
     ///
     /// ```
     /// use leasehold::Client;
@@ -191,7 +193,7 @@ fn tls(
     if builder.lacks_sentinel_tls()
         && let Some(on) = text("REDIS_SENTINEL_TLS")?
     {
-        builder = builder.sentinel_tls(match &*on {
+        builder = builder.fill_in_sentinel_tls(match &*on {
             "yes" => true,
             "no" => false,
             _ => return Err(expected("REDIS_SENTINEL_TLS", "yes or no")),
@@ -236,16 +238,18 @@ fn tls(
     text: &impl Fn(&str) -> Result<Option<String>, Error>,
     had_source: bool,
 ) -> Result<ClientBuilder, Error> {
-    if had_source {
-        // If that URL has no TLS, the variables are ignored. If it has, `build` fails.
-        return Ok(builder);
-    }
-    for name in [
-        "REDIS_TLS_CA",
-        "REDIS_TLS_CERT",
-        "REDIS_TLS_KEY",
-        "REDIS_SENTINEL_TLS",
-    ] {
+    let names: &[&str] = match had_source {
+        false => &[
+            "REDIS_TLS_CA",
+            "REDIS_TLS_CERT",
+            "REDIS_TLS_KEY",
+            "REDIS_SENTINEL_TLS",
+        ],
+        // If that URL has no TLS, the files are ignored. If it has, `build` fails.
+        true if builder.lacks_sentinel_tls() => &["REDIS_SENTINEL_TLS"],
+        true => &[],
+    };
+    for name in names {
         if text(name)?.is_some() {
             let why = "this program was built without the feature `tls` of leasehold";
             return Err(unusable(name, why));

@@ -16,8 +16,9 @@
 //! `?sentinel_tls=no` leaves out TLS for the sentinels, and `redis+sentinel://` with
 //! `?sentinel_tls=yes` leaves it out for the master;
 //! [`ClientBuilder::sentinel_tls`](crate::ClientBuilder::sentinel_tls) does the same. Without TLS to
-//! the sentinels, whoever can change that traffic chooses the master; with TLS to the master, that
-//! server must have a certificate that the client trusts.
+//! the sentinels, anyone who can change that traffic chooses the master, and can read the password
+//! of the sentinels. With TLS to the master, that server must have a certificate that the client
+//! trusts.
 //!
 //! The client asks all sentinels in parallel for the master's address, and subscribes at each
 //! sentinel to the announcements of failovers. After a failover, the client closes every connection

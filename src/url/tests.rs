@@ -449,3 +449,21 @@ fn advice_changes_one_side_and_keeps_the_other() {
         }
     }
 }
+
+/// Without a scheme at the name, TLS at the sentinels must not leave the master without it.
+#[cfg(feature = "tls")]
+#[test]
+fn a_master_without_a_scheme_beside_sentinels_with_tls_is_an_error() {
+    let target = |sentinel: &str, master| Target::sentinel(&[sentinel.to_owned()], master);
+    let error = target("rediss://h", "ann:s3cret@m").err().unwrap();
+    let error = error.to_string();
+    assert!(error.contains("rediss://name"), "{error}");
+    for (sentinel, master) in [
+        ("h", "m"),
+        ("redis://h", "m"),
+        ("rediss://h", "redis://m"),
+        ("rediss://h", "rediss://m"),
+    ] {
+        target(sentinel, master).unwrap_or_else(|error| panic!("{error}"));
+    }
+}

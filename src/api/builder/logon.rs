@@ -127,7 +127,8 @@ impl ClientBuilder {
     ///
     /// By default the sentinels have TLS if the URL says so of the master. `false` reaches
     /// sentinels without TLS, of a master with it, and `true` the reverse. This overrides
-    /// `?sentinel_tls=yes` and `?sentinel_tls=no` of the URL. [`tls_root`](Self::tls_root) and
+    /// `?sentinel_tls=yes` and `?sentinel_tls=no` of the URL, and the schemes of the sentinels.
+    /// Without TLS, the user and password for the sentinels are sent unencrypted. [`tls_root`](Self::tls_root) and
     /// [`tls_client_cert`](Self::tls_client_cert) are used for each connection with TLS. Requires
     /// sentinels and the feature `tls`.
     ///

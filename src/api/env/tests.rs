@@ -98,12 +98,17 @@ fn servers_set_after_the_environment_replace_its_servers() {
 #[test]
 fn without_tls_its_variables_do_not_affect_a_url_of_the_program() {
     let builder = ClientBuilder::default().url("redis://here:1");
-    check(read_into(builder, &[("REDIS_TLS_CA", "/ca.pem")]).unwrap()).unwrap();
-    let error = read(&[("REDIS_TLS_CA", "/ca.pem")])
-        .unwrap_err()
-        .to_string();
+    let vars = [("REDIS_TLS_CA", "/ca.pem"), ("REDIS_SENTINEL_TLS", "yes")];
+    check(read_into(builder, &vars).unwrap()).unwrap();
+    let error = read(&vars[..1]).unwrap_err().to_string();
     assert!(
         error.contains("`tls`") && error.contains("REDIS_TLS_CA"),
+        "{error}"
+    );
+    let sentinels = ClientBuilder::default().url("redis+sentinel://h/m");
+    let error = read_into(sentinels, &vars[1..]).unwrap_err().to_string();
+    assert!(
+        error.contains("`tls`") && error.contains("REDIS_SENTINEL_TLS"),
         "{error}"
     );
 }
@@ -202,12 +207,36 @@ fn tls_of_sentinels_has_a_variable_of_its_own() {
             check(builder).unwrap();
         }
     }
-    // The builder's own setting precedes the variable, as the servers do.
-    let set = ClientBuilder::default().url(plain).sentinel_tls(false);
-    let shown = format!("{:?}", read_into(set, &[ca, on("yes")]).unwrap());
-    assert!(shown.contains("root: false"), "{shown}");
+    // What the program says of its sentinels precedes the variable.
+    let set = ClientBuilder::default;
+    for builder in [
+        set().url(plain).sentinel_tls(false),
+        set().url("redis+sentinel://h/m?sentinel_tls=no"),
+        set().sentinel(["redis://h"], "m"),
+    ] {
+        let shown = format!("{:?}", read_into(builder, &[ca, on("yes")]).unwrap());
+        assert!(shown.contains("root: false"), "{shown}");
+    }
     let error = read(&[("REDIS_URL", plain), on("true")]).unwrap_err();
     assert!(error.to_string().contains("yes or no"), "{error}");
+}
+
+/// As the password of the environment, its TLS is for the servers that are set at that time.
+#[cfg(feature = "tls")]
+#[test]
+fn servers_set_after_the_environment_keep_their_tls() {
+    let vars = [
+        ("REDIS_URL", "rediss+sentinel://h/m"),
+        ("REDIS_SENTINEL_TLS", "no"),
+    ];
+    let set = |url: &str| read(&vars).unwrap().url(url);
+    check(set("rediss://h")).unwrap();
+    let (_, target) = set("rediss+sentinel://other/m").check().unwrap();
+    let Target::Sentinel(sentinel) = target else {
+        panic!("the URL is of sentinels");
+    };
+    let hint = sentinel.sentinels[0].tls_hint();
+    assert!(hint.contains("does not speak TLS"), "{hint}");
 }
 
 #[test]

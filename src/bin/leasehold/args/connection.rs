@@ -66,7 +66,7 @@ pub(crate) struct ConnectionArgs {
     tls_ca: Option<PathBuf>,
 
     /// Whether sentinels have TLS, if they differ from their master: `yes` or `no` [default: as the
-    /// URL says]
+    /// URL says, else REDIS_SENTINEL_TLS]
     #[arg(
         long, global = true, value_name = "yes|no", value_parser = yes_or_no,
         help_heading = "Redis"
