@@ -13,7 +13,7 @@ const UNTRUSTED_CLIENT: &str = "; the server rejects the client certificate: a c
 
 /// Parts of error texts, each with its advice and a leading separator. The first part that the text
 /// contains counts.
-const ADVICE: [(&str, &str); 36] = [
+const ADVICE: [(&str, &str); 37] = [
     // The error lists the missing permissions already. The names of keys in that list may contain
     // any of the texts below.
     (" needs +", ""),
@@ -55,6 +55,10 @@ const ADVICE: [(&str, &str); 36] = [
     ),
     ("NOAUTH", NO_PASSWORD),
     ("Authentication required", NO_PASSWORD),
+    (
+        "the address map leads here",
+        "; ClientBuilder::address_map (--address-map) must lead to a name in the certificate",
+    ),
     (
         "the nodes of the cluster announce this address",
         "; let the nodes announce the name in their certificate (cluster-announce-hostname, and \

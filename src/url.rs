@@ -224,7 +224,8 @@ impl Target {
             Some(label) => {
                 return Err(Error::Config(format!(
                     "tls_root (REDIS_TLS_CA) and tls_client_cert (REDIS_TLS_CERT) are set, and \
-                     other servers have TLS, but {label} has none: write rediss:// for it, too"
+                     other servers have TLS, but {label} has none: set up TLS there, and write \
+                     rediss:// for it, too"
                 )));
             }
             None => {}
@@ -261,7 +262,8 @@ impl Target {
         };
         Error::Config(format!(
             "tls_root (REDIS_TLS_CA) and tls_client_cert (REDIS_TLS_CERT) need a URL with TLS: \
-             rediss://…, rediss+sentinel://…, rediss+cluster://… or rediss+quorum://…{sentinels}"
+             rediss://…, rediss+sentinel://…, rediss+cluster://… or rediss+quorum://…; if the servers \
+             have no TLS, remove them{sentinels}"
         ))
     }
 

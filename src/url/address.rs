@@ -49,6 +49,9 @@ pub(crate) struct Address {
     /// Replaces the addresses made from this one.
     pub(super) map: AddressMap,
     pub(super) role: Role,
+    /// Whether the map has replaced the announced address by this one.
+    #[cfg(feature = "tls")]
+    pub(super) is_mapped: bool,
     #[cfg(feature = "tls")]
     pub(crate) tls: Arc<Tls>,
 }
@@ -122,6 +125,8 @@ impl Address {
             map: AddressMap::default(),
             role: Role::default(),
             #[cfg(feature = "tls")]
+            is_mapped: false,
+            #[cfg(feature = "tls")]
             tls: Arc::default(),
         })
     }
@@ -170,6 +175,10 @@ impl Address {
         } = self.of(host, port);
         let mut address = self.of(&reached, at);
         address.role = role;
+        #[cfg(feature = "tls")]
+        {
+            address.is_mapped = true;
+        }
         address.label = format!("{announced} (reached at {})", address.label);
         address
     }

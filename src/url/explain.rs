@@ -40,7 +40,11 @@ impl Address {
     #[cfg(feature = "tls")]
     fn with_certificate(&self, error: RedisError) -> RedisError {
         use rustls::CertificateError::{NotValidForName, NotValidForNameContext};
-        let name = match (payload(&error), self.role.announcement()) {
+        let announcement = match self.is_mapped {
+            true => Some("the address map leads here"),
+            false => self.role.announcement(),
+        };
+        let name = match (payload(&error), announcement) {
             (
                 Some(
                     wrong @ rustls::Error::InvalidCertificate(

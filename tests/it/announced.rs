@@ -160,7 +160,15 @@ mod under_a_name {
         let _master = tls_server_trusting(port, "named", "named-ca.pem");
         let sentinel = FakeSentinel::naming(port, Some(1));
         let url = sentinel_url([sentinel.port()]).replace("redis+", "rediss+");
-        follow_advice(&format!("{url}?sentinel_tls=no"), "announce-hostnames", "a");
+        let url = format!("{url}?sentinel_tls=no");
+        follow_advice(&url, "announce-hostnames", "a");
+
+        sentinel.set(|says| says.host = "localhost");
+        let client = with_certificates(&url).address_map([("*", "127.0.0.1")]);
+        let text = client.build().unwrap().mutex("a").try_lock().unwrap_err();
+        let text = text.to_string();
+        assert!(text.contains("must lead to a name"), "{text}");
+        assert!(!text.contains("announce"), "{text}");
 
         let cluster = Cluster::with(ClusterSetup {
             has_tls: true,

@@ -140,6 +140,7 @@ fn servers_of_one_side_may_not_differ() {
     wrong(with_certificates().sentinel(mixed, "rediss://m"), "two:2");
     wrong(with_certificates().sentinel(mixed, "redis://m"), "two:2");
     wrong(with_certificates().quorum(mixed), "two:2");
+    wrong(with_certificates().quorum(mixed), "set up TLS there");
     wrong(
         with_certificates().cluster(mixed),
         "same user, password and TLS",

@@ -338,7 +338,9 @@ fn impossible_settings_are_errors_before_any_connection() {
         "redis+sentinel://h/m",
         "redis+cluster://h",
     ] {
-        wrong(with_client_cert(1).url(plain), "rediss://");
+        for advice in ["rediss://", "if the servers have no TLS, remove them"] {
+            wrong(with_client_cert(1).url(plain), advice);
+        }
     }
     let shown = format!("{:?}", with_client_cert(1));
     assert!(shown.contains("client_cert: true"), "{shown}");

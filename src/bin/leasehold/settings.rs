@@ -2,7 +2,7 @@
 
 /// Parts of the library's messages, and what they are here. A part that contains another comes
 /// first.
-const NAMES: [(&str, &str); 22] = [
+const NAMES: [(&str, &str); 23] = [
     ("ClientBuilder::command_timeout, ", ""),
     ("ClientBuilder::connect_timeout, ", ""),
     ("ClientBuilder::tls_root, ", ""),
@@ -24,6 +24,7 @@ const NAMES: [(&str, &str); 22] = [
         "ClientBuilder::address_map (--address-map)",
         "--address-map",
     ),
+    ("credentials is set, and", "--password-file is set, and"),
     ("address_map:", "--address-map:"),
     ("address_map needs", "--address-map needs"),
     ("set sentinel_tls=", "set --sentinel-tls="),

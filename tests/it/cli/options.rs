@@ -318,12 +318,18 @@ fn assert_options_are_named(port: u16, files: &[&str]) {
         ),
         (
             &plain,
+            &["--password-file", files[1]],
+            "--password-file is set, and the URL",
+        ),
+        (
+            &plain,
             &["--sentinel-tls", "no"],
             "--sentinel-tls (REDIS_SENTINEL_TLS) needs",
         ),
     ] {
         let url = match options[0] {
             "--address-map" => "redis+cluster://127.0.0.1:1",
+            "--password-file" => "redis://:x@127.0.0.1:1",
             _ => url,
         };
         let args = [&["run", "a", "--no-wait"], options, &["--", "true"]].concat();
