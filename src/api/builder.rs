@@ -499,11 +499,12 @@ impl ClientBuilder {
     ///
     /// Each pair has an announced `host:port`, and the one at which this machine reaches it. The
     /// pair `("*", "name")` is for all other addresses, and keeps their ports; without it, they are
-    /// used as they are. Servers behind network address translation, as in
-    /// containers, may announce addresses that only reach them from inside. Where possible, let the
-    /// servers announce other addresses instead, with `cluster-announce-ip` or
-    /// `replica-announce-ip`. With TLS, a server's certificate must name the second address.
-    /// Replaces the map of an earlier call of this or of
+    /// used as they are. In a cluster, the pairs also apply to the nodes that the URL names.
+    ///
+    /// Servers behind network address translation, as in containers, may announce addresses that
+    /// only reach them from inside. Where possible, let the servers announce other addresses
+    /// instead, with `cluster-announce-ip` or `replica-announce-ip`. With TLS, a server's
+    /// certificate must name the second address. Replaces the map of an earlier call of this or of
     /// [`address_map_with`](Self::address_map_with).
     ///
     /// ```

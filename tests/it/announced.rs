@@ -1,7 +1,7 @@
 //! Promise: if sentinels or nodes of a cluster announce an address that cannot be reached from
 //! here, the error says who announced what, and the address can be replaced.
 
-use leasehold::{Client, ClientBuilder, Error};
+use leasehold::{CancelToken, Client, ClientBuilder, Error};
 use support::{FakeSentinel, FakeServer, Server, assert_released, free_port, ms, sentinel_url};
 
 use crate::malformed::reply_bytes;
@@ -11,6 +11,7 @@ use under_a_name::address_under_a_certificate_for_a_name_is_explained;
 support::tests![
     unreachable_master_of_the_sentinels_is_named,
     unreachable_node_that_a_cluster_announces_is_named,
+    unreachable_node_of_the_url_is_not_said_to_be_announced,
     announced_master_is_reached_by_the_map,
     announced_node_is_reached_by_the_map,
     one_name_for_all_addresses_keeps_the_port,
@@ -64,6 +65,20 @@ fn unreachable_node_that_a_cluster_announces_is_named() {
     let named = format!("the nodes of the cluster announce 127.0.0.1:{port}: Connection refused");
     assert!(text.contains(&named), "{text}");
     assert!(text.contains("cluster-announce-ip"), "{text}");
+}
+
+fn unreachable_node_of_the_url_is_not_said_to_be_announced() {
+    let port = free_port();
+    let client = builder(&format!("redis+cluster://127.0.0.1:{port}"));
+    let client = client.address_map([("*", "localhost")]).build().unwrap();
+    let (mutex, token) = (client.mutex("a"), CancelToken::new());
+    for mutex in [mutex.clone(), mutex.cancel_on(&token)] {
+        let error = mutex.try_lock().err();
+        let text = error.expect("nobody listens").to_string();
+        let named = format!("127.0.0.1:{port} (reached at localhost:{port}): Connection refused");
+        assert!(text.contains(&named), "{text}");
+        assert!(!text.contains("announce"), "{text}");
+    }
 }
 
 fn announced_master_is_reached_by_the_map() {

@@ -90,7 +90,11 @@ enum State {
 
 impl SlotMap {
     pub(super) fn new(nodes: Nodes, config: &Config) -> Arc<Self> {
-        let nobody = Connector::to_server(nodes.data.clone(), Some(Weak::new()), config);
+        // Errors name the stand-in as the first of the seeds, which the address map may replace.
+        let first = nodes.addresses().next();
+        let first = first.map(|(host, port)| nodes.data.at(&host, port));
+        let first = first.unwrap_or_else(|| nodes.data.clone());
+        let nobody = Connector::to_server(first, Some(Weak::new()), config);
         let nobody = Server::new(nobody, config, None);
         Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
