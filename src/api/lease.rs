@@ -360,9 +360,9 @@ impl Lease {
     /// by force.
     ///
     /// The lock is not renewed any more. Its key expires at the end of that time, whether this
-    /// process lives on or not. If the time is over already,
-    /// this releases the lock. Waiting calls get no message when a key expires. They ask again at
-    /// the expiry or within a second of it. Returns within the command timeout.
+    /// process lives on or not. If the time is over already, this releases the lock. Waiting calls
+    /// get no message when a key expires. They ask again at the expiry or within a second of it.
+    /// Returns within the command timeout.
     ///
     /// A reader keeps writers out until that time, and permits are free at that time, but the key
     /// in Redis can last longer: it serves all readers, or all holders of permits. Locks of other

@@ -64,8 +64,8 @@
 //!   works. With [`auto_renew(false)`](crate::Mutex::auto_renew), and a call of
 //!   [`renew`](crate::Lease::renew) before each step, only a loop that turns keeps the lock, and
 //!   another process leads a ttl after the last step began. The ttl must then be longer than a step
-//!   and the pause before it. [`max_hold`](crate::Mutex::max_hold) ends every term of a leader, of
-//!   one that works, too.
+//!   and the pause before it. [`max_hold`](crate::Mutex::max_hold) ends the term of every leader,
+//!   also of one that works.
 //! - **Keep steps short.** A step that runs while the lock is lost runs beside the next leader's
 //!   steps. A leader that was paused notices the loss only after its current step. So let what it
 //!   writes compare the [fencing token](crate::guide::fencing): the old leader's writes are then
