@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 EXAMPLES = booking payments transfer ticket_queue concurrency_limit catalogue cron long_job graceful_shutdown health_endpoint fail_fast stats testing
-BENCHES = uncontended first_lock server_cost handoff local_handoff fair semaphore rw_lock threads waiting crowd fleet held deployments failovers bounds losses idle stuck sets
+BENCHES = uncontended first_lock server_cost handoff local_handoff fair semaphore rw_lock threads waiting polling crowd fleet held deployments failovers bounds losses idle stuck sets
 
 # The server binary that tests, examples and benches start. The target `servers` installs one first.
 WITH_SERVER = REDIS_SERVER_BIN="$$(.ci/server)"
