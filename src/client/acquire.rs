@@ -5,12 +5,12 @@ use std::thread::{self, ThreadId};
 use std::time::Duration;
 
 use crate::cancel::CancelToken;
-use crate::client::acquiring::Acquiring;
 use crate::client::release::release_unheld;
 use crate::client::{failure, taken};
 use crate::clock::{Instant, nap, sleep};
 use crate::config::{LeaseTerms, Settings};
 use crate::error::Error;
+use crate::kernel::acquiring::Acquiring;
 use crate::kernel::call::{CallTerms, Step};
 use crate::kernel::command::Command;
 use crate::kernel::effects::Effects;

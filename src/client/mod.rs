@@ -1,7 +1,6 @@
 //! What the program's threads do in a call: acquire, hold, release, list and shut down.
 
 pub(crate) mod acquire;
-mod acquiring;
 mod failure;
 pub(crate) mod list;
 pub(crate) mod query;

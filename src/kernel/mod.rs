@@ -13,6 +13,7 @@
 //!                   Schedule ◀────────────────────────────────────┘
 //! ```
 
+pub(crate) mod acquiring;
 pub(crate) mod answers;
 pub(crate) mod batch;
 pub(crate) mod bounds;

@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::error::Cause;
+use crate::kernel::acquiring::Acquiring;
+use crate::kernel::call::Call;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::fault::OpenCircuit;
 use crate::kernel::held::HeldLease;
@@ -69,5 +71,38 @@ impl LockEntry {
     /// Returns whether the calls in the line wait for something that will happen.
     pub(super) fn line_is_busy_without_line(&self) -> bool {
         self.holds_alone() || self.line_request().is_some()
+    }
+}
+
+impl Acquiring {
+    /// The call that it waits for now.
+    pub(in crate::kernel::sim) fn call(&self) -> &Call {
+        match self {
+            Self::One(call) => call,
+            Self::Set(set) => set.call(),
+        }
+    }
+
+    /// The name that a set waits for outside of a queue.
+    pub(in crate::kernel::sim) fn watched(&self) -> Option<&Arc<dyn Primitive>> {
+        match self {
+            Self::One(_) => None,
+            Self::Set(set) => set.watched_lock(),
+        }
+    }
+
+    /// The names of a set.
+    pub(in crate::kernel::sim) fn names_of_set(&self) -> &[Name] {
+        match self {
+            Self::One(_) => &[],
+            Self::Set(set) => set.names_of_set(),
+        }
+    }
+
+    pub(in crate::kernel::sim) fn keeps(&self, id: &str) -> bool {
+        match self {
+            Self::One(_) => false,
+            Self::Set(set) => set.keeps(id),
+        }
     }
 }

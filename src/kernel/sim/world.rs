@@ -3,7 +3,6 @@
 //! A kernel call, its effects and its I/O are separate events, and any actor can be stopped between
 //! them.
 
-pub(crate) mod acquiring;
 mod caller;
 mod effects;
 mod faults;
@@ -20,7 +19,6 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::acquiring::Acquiring;
 use super::check::Registered;
 use super::check::outcomes::Refusal;
 use super::plan::{Actor, Family, Fault, Kind, Plan, Rng, Why};
@@ -28,6 +26,7 @@ use super::server::{Copy, MS, Message, Server, Time, key_of};
 use crate::clock::Instant;
 use crate::error::Cause;
 use crate::kernel::Kernel;
+use crate::kernel::acquiring::Acquiring;
 use crate::kernel::call::{Call, CallTerms, Step};
 use crate::kernel::command::Command;
 use crate::kernel::effects::Effects;
@@ -220,11 +219,11 @@ enum Todo {
 enum State {
     Idle(Time),
     Waiting {
-        call: Box<Acquiring>,
+        call: Acquiring,
         sent: Time,
         by: Time,
     },
-    Parked(Box<Acquiring>),
+    Parked(Acquiring),
     Holding {
         lease: Arc<HeldLease>,
         token: FencingToken,

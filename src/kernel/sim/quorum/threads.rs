@@ -6,12 +6,12 @@ use std::time::Duration;
 use super::world::{State, Todo, World, time_at, time_of};
 use crate::config::LeaseTerms;
 use crate::kernel::Effects;
+use crate::kernel::acquiring::Acquiring;
 use crate::kernel::call::{CallTerms, Step};
 use crate::kernel::held::{HeldLease, Holder};
 use crate::kernel::lease::{LeaseStatus, Wanted};
 use crate::kernel::sim::plan::{Actor, Kind};
 use crate::kernel::sim::server::MS;
-use crate::kernel::sim::world::acquiring::Acquiring;
 use crate::kernel::sim::world::show::shown;
 use crate::kernel::sim::world::wants::how_it_waits;
 use crate::kernel::sim::world::{COMMAND_TIMEOUT, Checked, NEVER};
@@ -209,7 +209,7 @@ impl World {
             (time_of(wants.deadline) as f64 - super::world::START as f64) / 1000.0
         );
         let kernel = Arc::clone(&self.clients[client].kernel);
-        let mut call = Box::new(Acquiring::of(&kernel, wants, time_at(self.now)));
+        let mut call = Acquiring::new(&kernel, wants, time_at(self.now));
         let mut fx = Effects::default();
         let step = call.begin(&kernel, time_at(self.now), &mut fx);
         self.say(|| format!("c{client}.{thread} {text}"));
@@ -220,7 +220,7 @@ impl World {
         &mut self,
         client: usize,
         thread: usize,
-        call: Box<Acquiring>,
+        call: Acquiring,
         step: Step,
         mut fx: Effects,
     ) -> Checked {
@@ -282,7 +282,7 @@ impl World {
         caller.state = State::Idle(self.now + pause);
     }
 
-    fn woken(&mut self, client: usize, thread: usize, mut call: Box<Acquiring>) -> Checked {
+    fn woken(&mut self, client: usize, thread: usize, mut call: Acquiring) -> Checked {
         let kernel = Arc::clone(&self.clients[client].kernel);
         let mut fx = Effects::default();
         let now = time_at(self.now);

@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::check::Registered;
 use super::check::outcomes::Reply;
 use crate::clock::Instant;
+use crate::kernel::acquiring::Acquiring;
 use crate::kernel::call::Step;
 use crate::kernel::command::Command;
 use crate::kernel::effects::Effects;
@@ -16,7 +17,6 @@ use crate::kernel::held::HeldLease;
 use crate::kernel::lease::OperationCell;
 use crate::kernel::sim::plan::{Actor, Plan, Rng};
 use crate::kernel::sim::server::{MS, Message, Server, Time};
-use crate::kernel::sim::world::acquiring::Acquiring;
 use crate::kernel::sim::world::{
     COMMAND_TIMEOUT, Checked, NEVER, Report, UNREACHABLE_FOR, Violation,
 };
@@ -98,7 +98,7 @@ pub(super) enum Todo {
 
 pub(super) enum State {
     Idle(Time),
-    Parked(Box<Acquiring>),
+    Parked(Acquiring),
     Holding {
         lease: Arc<HeldLease>,
         token: FencingToken,

@@ -133,7 +133,7 @@ impl World {
     }
 
     /// The thread panics, and catches that.
-    fn unwinds(&mut self, client: usize, thread: usize, mut call: Box<Acquiring>) -> Checked {
+    fn unwinds(&mut self, client: usize, thread: usize, mut call: Acquiring) -> Checked {
         self.say(|| format!("c{client}.{thread} panics"));
         let kernel = Arc::clone(&self.clients[client].kernel);
         let mut fx = Effects::default();
@@ -185,7 +185,7 @@ impl World {
         }
         let shown = wants.clone();
         let kernel = Arc::clone(&self.clients[client].kernel);
-        let mut call = Box::new(self.acquiring(client, wants, self.clocks[client].at(self.now)));
+        let mut call = self.acquiring(client, wants, self.clocks[client].at(self.now));
         let mut fx = Effects::default();
         let step = call.begin(&kernel, self.clocks[client].at(self.now), &mut fx);
         let clock = self.clocks[client].clone();
@@ -208,7 +208,7 @@ impl World {
         for lock in wants.lock.names_of_set() {
             self.names.insert(entry_name(&**lock).into_owned());
         }
-        Acquiring::of(&kernel, wants, now)
+        Acquiring::new(&kernel, wants, now)
     }
 
     /// A kernel call of this thread has returned: its effects and its step follow.
@@ -216,7 +216,7 @@ impl World {
         &mut self,
         client: usize,
         thread: usize,
-        call: Option<Box<Acquiring>>,
+        call: Option<Acquiring>,
         step: Step,
         mut fx: Effects,
     ) -> Checked {
@@ -328,7 +328,7 @@ impl World {
         &mut self,
         client: usize,
         thread: usize,
-        mut call: Box<Acquiring>,
+        mut call: Acquiring,
         sent: Time,
         by: Time,
     ) -> Checked {
@@ -365,12 +365,7 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn woken(
-        &mut self,
-        client: usize,
-        thread: usize,
-        mut call: Box<Acquiring>,
-    ) -> Checked {
+    pub(super) fn woken(&mut self, client: usize, thread: usize, mut call: Acquiring) -> Checked {
         let kernel = Arc::clone(&self.clients[client].kernel);
         let mut fx = Effects::default();
         let caller = &mut self.clients[client].callers[thread];

@@ -1,6 +1,5 @@
 //! Views for the checks: commands under way, guards and parked threads.
 
-use super::acquiring::Acquiring;
 use super::{Arc, Call, Command, HeldLease, Outcome, State, Step, Time, Todo, Up, World};
 use crate::protocol::primitive::Primitive;
 
@@ -75,10 +74,7 @@ impl World {
     ) -> Vec<(usize, Arc<dyn Primitive>)> {
         let callers = self.clients[client].callers.iter().enumerate();
         let watched = callers.filter_map(|(thread, caller)| match &caller.state {
-            State::Parked(call) => match &**call {
-                Acquiring::Set(set) => Some((thread, Arc::clone(set.watched_lock()?))),
-                Acquiring::One(_) => None,
-            },
+            State::Parked(call) => Some((thread, Arc::clone(call.watched()?))),
             _ => None,
         });
         watched.collect()

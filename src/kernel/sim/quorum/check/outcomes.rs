@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use crate::kernel::acquiring::Acquiring;
 use crate::kernel::command::{Command, What};
 use crate::kernel::engine::ServerNo;
 use crate::kernel::fault::Fault;
@@ -11,7 +12,6 @@ use crate::kernel::sim::plan::Actor;
 use crate::kernel::sim::quorum::world::{State, World, time_at};
 use crate::kernel::sim::server::{MS, Time};
 use crate::kernel::sim::world::Checked;
-use crate::kernel::sim::world::acquiring::Acquiring;
 use crate::kernel::waiter::{Failure, Outcome, Wait, Waiter};
 use crate::name::Name;
 use crate::protocol::answer::Answer;

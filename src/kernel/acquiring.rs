@@ -6,18 +6,18 @@ use crate::clock::Instant;
 use crate::kernel::Kernel;
 use crate::kernel::call::{Call, CallTerms, Step};
 use crate::kernel::effects::Effects;
+use crate::kernel::fault::Fault;
 use crate::kernel::set::SetAcquire;
 use crate::kernel::waiter::{Failure, Outcome, WaiterCell};
 use crate::protocol::answer::Answer;
-use crate::redis::Fault;
 
-pub(super) enum Acquiring {
+pub(crate) enum Acquiring {
     One(Box<Call>),
     Set(Box<SetAcquire>),
 }
 
 impl Acquiring {
-    pub(super) fn new(kernel: &Kernel, wants: CallTerms, now: Instant) -> Self {
+    pub(crate) fn new(kernel: &Kernel, wants: CallTerms, now: Instant) -> Self {
         match wants.lock.names_of_set() {
             [] => Self::One(Box::new(Call::new(kernel, wants, now))),
             names => {
@@ -28,7 +28,7 @@ impl Acquiring {
     }
 
     /// The cell of a parked call.
-    pub(super) fn cell(&self) -> Option<&Arc<WaiterCell>> {
+    pub(crate) fn cell(&self) -> Option<&Arc<WaiterCell>> {
         match self {
             Self::One(call) => call.cell(),
             Self::Set(set) => set.cell(),
@@ -36,21 +36,21 @@ impl Acquiring {
     }
 
     /// Returns whether it has waited for another holder.
-    pub(super) fn has_waited(&self) -> bool {
+    pub(crate) fn has_waited(&self) -> bool {
         match self {
             Self::One(call) => call.has_waited(),
             Self::Set(set) => set.has_waited(),
         }
     }
 
-    pub(super) fn begin(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
+    pub(crate) fn begin(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
         match self {
             Self::One(call) => call.begin(kernel, now, fx),
             Self::Set(set) => set.begin(kernel, now, fx),
         }
     }
 
-    pub(super) fn replied(
+    pub(crate) fn replied(
         &mut self,
         kernel: &Kernel,
         end: Result<Answer, Fault>,
@@ -63,14 +63,14 @@ impl Acquiring {
         }
     }
 
-    pub(super) fn woken(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
+    pub(crate) fn woken(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
         match self {
             Self::One(call) => call.woken(kernel, now, fx),
             Self::Set(set) => set.woken(kernel, now, fx),
         }
     }
 
-    pub(super) fn leave(
+    pub(crate) fn leave(
         &mut self,
         kernel: &Kernel,
         failure: Failure,
@@ -84,7 +84,7 @@ impl Acquiring {
     }
 
     /// The call's thread panics.
-    pub(super) fn abandon(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) {
+    pub(crate) fn abandon(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) {
         match self {
             Self::One(call) => call.abandon(kernel, now, fx),
             Self::Set(set) => set.abandon(kernel, now, fx),
