@@ -12,13 +12,13 @@ use crate::kernel::command::Command;
 use crate::kernel::effects::Effects;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{LeaseStatus, OperationCell};
+use crate::kernel::release_tries::{NextTry, ReleaseTries};
 use crate::kernel::unlock::{Unlock, Unlocked};
 use crate::logging;
 use crate::lost::Lost;
 use crate::protocol::answer::Answer;
 use crate::redis::{Fault, IgnoredRelease};
 use crate::runtime::Runtime;
-use crate::wait_policy::RECONNECT;
 
 /// A holding that ends.
 struct Ending<'a> {
@@ -214,40 +214,22 @@ impl<'a> Ending<'a> {
         tries_once: bool,
     ) -> (Result<Answer, Fault>, bool, Option<IgnoredRelease>) {
         let runtime = self.of.runtime;
-        let mut was_refused = false;
-        let mut failures = 0;
-        let mut last_cause = None;
-        // A release without a reply may be what removed the key.
-        let mut may_have_run = false;
+        let server = runtime.deployment.label();
+        let mut tries = ReleaseTries::new(self.deadline, tries_once);
         loop {
             let end = runtime.send(command, self.deadline);
-            let cause = match &end {
-                Ok(_) | Err(Fault::NotReplicated(_) | Fault::Rejected(_)) => {
-                    return (end, may_have_run, None);
-                }
-                Err(Fault::NotRun(cause)) if Instant::now() >= self.deadline => {
-                    cause.clone().or_refusal_before(last_cause.as_ref())
-                }
-                Err(Fault::NotRun(cause)) => cause.clone(),
-                // The breaker never stops a release.
-                Err(Fault::Open(open)) => (**open).clone().last_at(runtime.deployment.label()),
-                Err(Fault::Unknown(cause)) => {
-                    may_have_run = true;
-                    cause.clone()
-                }
-            };
-            was_refused |= cause.is_of_server();
-            let cause = cause.or_said_before(&mut last_cause);
             let now = Instant::now();
-            if now >= self.deadline || runtime.is_closed() || tries_once {
-                let ignored = IgnoredRelease { cause, was_refused };
-                return (end, may_have_run, Some(ignored));
-            }
-            // A pooled connection that had died unnoticed costs one attempt and no pause.
-            if failures > 0 {
-                sleep(RECONNECT.pause(failures - 1).min(now.until(self.deadline)));
-            }
-            failures += 1;
+            let cause = match tries.ended(&end, server, runtime.is_closed(), now) {
+                NextTry::Again(at) => {
+                    sleep(now.until(at));
+                    continue;
+                }
+                NextTry::Over => None,
+                NextTry::GivenUp(cause) => Some(cause),
+            };
+            let was_refused = tries.was_refused();
+            let ignored = cause.map(|cause| IgnoredRelease { cause, was_refused });
+            return (end, tries.may_have_run(), ignored);
         }
     }
 

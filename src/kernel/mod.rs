@@ -39,6 +39,7 @@ pub(crate) mod pending;
 pub(crate) mod places;
 pub(crate) mod proposals;
 pub(crate) mod refusals;
+pub(crate) mod release_tries;
 pub(crate) mod renewals;
 pub(crate) mod request;
 pub(crate) mod request_index;

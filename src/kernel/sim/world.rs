@@ -34,6 +34,7 @@ use crate::kernel::engine::{Engine, Outgoing, Route, Ticket};
 use crate::kernel::fault;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{OperationCell, Wanted};
+use crate::kernel::release_tries::ReleaseTries;
 use crate::kernel::unlock::{Unlock, Unlocked};
 use crate::kernel::waiter::{Failure, Outcome};
 use crate::name::Name;
@@ -247,23 +248,7 @@ struct Release {
     by: Time,
     retry_at: Time,
     deadline: Time,
-    tries: u32,
-    may_have_run: bool,
-}
-
-impl Release {
-    /// A release that is sent at once.
-    fn new(lease: Arc<HeldLease>, command: Command, now: Time) -> Self {
-        Self {
-            lease,
-            command,
-            by: 0,
-            retry_at: 0,
-            deadline: now + COMMAND_TIMEOUT,
-            tries: 0,
-            may_have_run: false,
-        }
-    }
+    tries: ReleaseTries,
 }
 
 pub(super) struct Caller {

@@ -166,7 +166,7 @@ impl World {
                 kernel.unlocked(&lease, end, false, now, &mut fx);
                 continue;
             }
-            let release = Release::new(lease, command, self.now);
+            let release = self.release(client, lease, command);
             self.clients[client].callers[thread].state = State::Releasing(release);
         }
         let caller = &mut self.clients[client].callers[thread];

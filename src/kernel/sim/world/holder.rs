@@ -2,9 +2,10 @@
 
 use super::show::unknown;
 use super::{
-    Actor, Arc, COMMAND_TIMEOUT, Checked, Duration, Effects, Family, FencingToken, HeldLease, Kind,
-    MS, Primitive, Release, State, Time, Todo, Unlock, Unlocked, Wanted, World,
+    Actor, Arc, COMMAND_TIMEOUT, Checked, Command, Duration, Effects, Family, FencingToken,
+    HeldLease, Kind, MS, Primitive, Release, State, Time, Todo, Unlock, Unlocked, Wanted, World,
 };
+use crate::kernel::release_tries::{NextTry, ReleaseTries};
 use crate::lost::Lost;
 
 impl World {
@@ -149,12 +150,31 @@ impl World {
                 };
             }
             Unlock::Send(command) => {
-                caller.state = State::Releasing(Release::new(lease, command, self.now));
+                let release = self.release(client, lease, command);
+                self.clients[client].callers[thread].state = State::Releasing(release);
                 self.stop_if_due(client, Actor::Caller(thread));
             }
         }
         self.go_on(client, Actor::Caller(thread));
         Ok(())
+    }
+
+    /// A release that is sent at once.
+    pub(super) fn release(
+        &self,
+        client: usize,
+        lease: Arc<HeldLease>,
+        command: Command,
+    ) -> Release {
+        let deadline = self.now + COMMAND_TIMEOUT;
+        Release {
+            lease,
+            command,
+            by: 0,
+            retry_at: 0,
+            deadline,
+            tries: ReleaseTries::new(self.clocks[client].at(deadline), false),
+        }
     }
 
     pub(super) fn releasing(
@@ -186,23 +206,23 @@ impl World {
             }
             None => Err(unknown()),
         };
-        if end.is_err() {
-            if let Some(n) = self.clients[client].callers[thread].conn.take() {
-                self.close(n);
-            }
-            if self.now < release.deadline {
-                release.by = 0;
-                release.may_have_run = true;
-                release.retry_at = self.now + 20 * MS * Time::from(release.tries);
-                release.tries += 1;
-                self.clients[client].callers[thread].state = State::Releasing(release);
-                self.go_on(client, actor);
-                return Ok(());
-            }
+        if end.is_err()
+            && let Some(n) = self.clients[client].callers[thread].conn.take()
+        {
+            self.close(n);
+        }
+        let is_closed = self.clients[client].kernel.is_closed();
+        let now = self.clocks[client].at(self.now);
+        if let NextTry::Again(at) = release.tries.ended(&end, "redis", is_closed, now) {
+            release.by = 0;
+            release.retry_at = self.clocks[client].time_of(at);
+            self.clients[client].callers[thread].state = State::Releasing(release);
+            self.go_on(client, actor);
+            return Ok(());
         }
         let mut fx = Effects::default();
         let kernel = Arc::clone(&self.clients[client].kernel);
-        let (lease, ran) = (&release.lease, release.may_have_run);
+        let (lease, ran) = (&release.lease, release.tries.may_have_run());
         let unlocked = kernel.unlocked(lease, end, ran, self.clocks[client].at(self.now), &mut fx);
         self.say(|| {
             format!(
