@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::Error;
 
+use crate::clock::LONGEST_SLEEP;
 use crate::exit::{Failure, USAGE};
 use crate::guard::Guard;
 use crate::validity::validity;
@@ -12,16 +13,14 @@ use crate::validity::validity;
 /// The ttl of a client for which none is set.
 const DEFAULT_TTL: Duration = Duration::from_secs(10);
 
-/// The longest time between two looks at the lease. A timer does not count the time for which the
-/// machine sleeps, and the lease does.
-const CHECK_EVERY: Duration = Duration::from_secs(1);
-
 /// The least time that must be left of the lease, and when that lease ends.
 pub(crate) struct EndBefore {
     least: Duration,
     /// The end of the lease, as far as is known.
     end: Instant,
     checked_at: Instant,
+    /// Less than the least time was left of the lease at a check.
+    is_reached: bool,
 }
 
 impl EndBefore {
@@ -37,23 +36,32 @@ impl EndBefore {
             least,
             end: now + remaining(),
             checked_at: now,
+            is_reached: false,
         })
     }
 
-    /// Returns when to look at the lease again.
-    pub(crate) fn next_check(&self) -> Instant {
+    /// Returns when to look at the lease again; `None` if less than the least time was left.
+    pub(crate) fn next_check(&self) -> Option<Instant> {
+        if self.is_reached {
+            return None;
+        }
         let reached = self.end.checked_sub(self.least);
-        reached.map_or(self.checked_at, |at| at.min(self.checked_at + CHECK_EVERY))
+        let latest = self.checked_at + LONGEST_SLEEP;
+        Some(reached.map_or(self.checked_at, |at| at.min(latest)))
     }
 
-    /// Returns the end of the lease if less than the least time is left of it.
+    /// Returns the end of the lease if less than the least time is left of it; at most once.
     pub(crate) fn reached(&mut self, guard: &dyn Guard, now: Instant) -> Option<Instant> {
+        if self.is_reached {
+            return None;
+        }
         self.checked_at = now;
         // If the wall clock leaves the lease in doubt, its end is the last one that was known.
         if let Some(remaining) = guard.remaining() {
             self.end = now + remaining;
         }
-        (self.end < now + self.least).then_some(self.end)
+        self.is_reached = self.end < now + self.least;
+        self.is_reached.then_some(self.end)
     }
 }
 

@@ -7,6 +7,9 @@ mod ancestors;
 mod args;
 mod background;
 mod children;
+#[expect(dead_code, reason = "this program uses only a part of it")]
+#[path = "../../clock.rs"]
+mod clock;
 mod command;
 mod end_before;
 #[expect(dead_code, reason = "this program uses only a part of it")]

@@ -2,12 +2,13 @@
 
 use std::mem;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{self, Duration};
 
 use leasehold::crossbeam_channel::Receiver;
 use leasehold::{Client, Error, Lost};
 
 use crate::background;
+use crate::clock::Instant;
 use crate::guard::Guard;
 use crate::message::say;
 
@@ -42,7 +43,7 @@ pub(crate) fn release(
         drop(client);
         released
     });
-    let first = signalled.then(Instant::now);
+    let first = signalled.then(time::Instant::now);
     background::wait_for(&released, signals, first).unwrap_or_else(|| {
         // The lease was valid until the command ended, so the command has succeeded.
         let latest = match min_hold.is_zero() {
@@ -67,7 +68,7 @@ pub(crate) fn give_back(
         drop(guard);
         drop(client);
     });
-    background::wait_for(&released, signals, signalled.then(Instant::now));
+    background::wait_for(&released, signals, signalled.then(time::Instant::now));
 }
 
 fn release_or_keep(
@@ -79,7 +80,7 @@ fn release_or_keep(
     // has ended before, under a valid lease, so an expiry from here on is no loss.
     let mut is_shortened = false;
     loop {
-        let left = min_hold.saturating_sub(granted.elapsed());
+        let left = min_hold.saturating_sub(granted.until(Instant::now()));
         if left < SHORTEST {
             thread::sleep(left);
             return release_now(guard, is_shortened);

@@ -2,13 +2,13 @@
 
 use std::io;
 use std::mem;
-use std::time::Instant;
 
 use leasehold::Error;
 use leasehold::crossbeam_channel::Receiver;
 use signal_hook::consts::SIGTSTP;
 
 use crate::args::{ConnectionArgs, Run};
+use crate::clock::Instant;
 use crate::command::start;
 use crate::end_before::{self, EndBefore};
 use crate::exit::{self, Failure};
@@ -117,7 +117,7 @@ fn run_under(
         .map_err(|error| not_started(&error))?;
     let limits = Limits {
         kill_after: args.kill_after,
-        max_hold_at: args.max_hold.map(|longest| granted + longest),
+        max_hold_at: args.max_hold.map(|longest| granted.after(longest)),
         end_before,
     };
     if limits.max_hold_at.is_some_and(|at| at <= Instant::now()) {

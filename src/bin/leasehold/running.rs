@@ -11,6 +11,7 @@ use rustix::process::{Pid, Signal};
 use signal_hook::consts::SIGCHLD;
 
 use crate::children::{Change, next_change, reap_others};
+use crate::clock::{self, nap};
 use crate::end_before::EndBefore;
 use crate::exit::{self, Failure};
 use crate::guard::Guard;
@@ -53,10 +54,27 @@ pub(crate) struct Limits {
     /// The time from TERM to KILL.
     pub(crate) kill_after: Duration,
     /// When the lock has been held for `--max-hold`.
-    pub(crate) max_hold_at: Option<Instant>,
-    /// How much of the validity must be left (`--end-before`). `None` from the moment at which less
-    /// was left.
+    pub(crate) max_hold_at: Option<clock::Instant>,
+    /// How much of the validity must be left (`--end-before`).
     pub(crate) end_before: Option<EndBefore>,
+}
+
+impl Limits {
+    /// Returns whether the lock has been held for `--max-hold`; at most once.
+    fn take_max_hold(&mut self) -> bool {
+        let now = clock::Instant::now();
+        self.max_hold_at.take_if(|at| *at <= now).is_some()
+    }
+
+    /// Returns when to check these limits again. A timer does not count the time for which the
+    /// machine sleeps, and both limits do.
+    fn next_check(&self) -> Option<Instant> {
+        let max_hold = self
+            .max_hold_at
+            .map(|at| Instant::now() + nap(clock::Instant::now(), at));
+        let end_before = self.end_before.as_ref().and_then(EndBefore::next_check);
+        max_hold.into_iter().chain(end_before).min()
+    }
 }
 
 /// How the command has ended.
@@ -164,14 +182,8 @@ impl<'a> Running<'a> {
 
     fn next_check(&self) -> Receiver<Instant> {
         let forward_at = self.forwards.front().map(|(_, at)| *at);
-        let end_before = self.limits.end_before.as_ref();
-        let limits = [
-            self.kill_at,
-            forward_at,
-            self.limits.max_hold_at,
-            end_before.map(EndBefore::next_check),
-        ];
-        match limits.into_iter().flatten().min() {
+        let next = [self.kill_at, forward_at, self.limits.next_check()];
+        match next.into_iter().flatten().min() {
             _ if self.end.code.is_some() => after(CHECK_EVERY),
             Some(next) => at(next),
             None => never(),
@@ -180,8 +192,9 @@ impl<'a> Running<'a> {
 
     fn lost(&mut self, why: Lost) {
         self.end.is_lost = true;
-        // The end of the lease is when `--end-before` kills the command.
-        if why == Lost::Expired && self.limits.end_before.take().is_some() {
+        // The end of the lease is when `--end-before` kills the command. KILL may be planned for
+        // later, by a clock that does not count the time for which the machine slept.
+        if why == Lost::Expired && self.limits.end_before.is_some() {
             self.kill_at = Some(Instant::now());
         } else {
             self.terminate();
@@ -191,7 +204,7 @@ impl<'a> Running<'a> {
 
     /// Ends the command if it has reached a limit.
     fn check_limits(&mut self, now: Instant) {
-        if self.limits.max_hold_at.take_if(|at| *at <= now).is_some() {
+        if self.limits.take_max_hold() {
             self.end_for(
                 exit::TOO_LONG,
                 "the lock was held for --max-hold; ending the command before it is released",
@@ -200,7 +213,6 @@ impl<'a> Running<'a> {
         let guard = self.guard;
         let end_before = self.limits.end_before.as_mut();
         if let Some(end) = end_before.and_then(|limit| limit.reached(guard, now)) {
-            self.limits.end_before = None;
             self.end_for(
                 exit::LOST,
                 "less than --end-before is left of the lease; ending the command",
@@ -304,5 +316,28 @@ impl<'a> Running<'a> {
             }
             thread::sleep(CHECK_EVERY);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[cfg(feature = "testing")]
+    use super::*;
+
+    #[cfg(feature = "testing")]
+    #[test]
+    fn time_for_which_the_machine_sleeps_counts_for_max_hold() {
+        let hour = Duration::from_secs(3_600);
+        let mut limits = Limits {
+            kill_after: Duration::ZERO,
+            max_hold_at: Some(clock::Instant::now().after(hour)),
+            end_before: None,
+        };
+        let soon = Instant::now() + clock::LONGEST_SLEEP * 2;
+        assert!(limits.next_check().is_some_and(|at| at < soon));
+        assert!(!limits.take_max_hold());
+        clock::suspend(hour);
+        assert!(limits.take_max_hold());
+        assert_eq!(limits.next_check(), None);
     }
 }
