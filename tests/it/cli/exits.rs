@@ -125,6 +125,7 @@ fn usage_outage_and_refusal_have_their_exit_codes() {
         &["run", "a", "--ttl", "10", "--", "true"],
         &["run", "a", "--ttl", "1ms", "--", "true"],
         &["run", "a", "--wait", "1s", "--no-wait", "--", "true"],
+        &["run", "a", "--max-hold", "0s", "--", "true"],
         &[
             "run",
             "a",

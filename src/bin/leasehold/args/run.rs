@@ -93,7 +93,7 @@ pub(crate) struct Run {
 
     /// End the command when it has held the lock for this time. The lock is released when the
     /// command and its processes have ended [default: no limit]
-    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[arg(long, value_name = "TIME", value_parser = pause)]
     pub(crate) max_hold: Option<Duration>,
 
     /// End the command when less than this time of the lease is left, because Redis does not
