@@ -101,6 +101,12 @@ impl Failure {
         self
     }
 
+    /// Puts `what` has failed before the message, which says why.
+    pub(crate) fn of(mut self, what: &str) -> Self {
+        self.text = format!("{what}: {}", self.text);
+        self
+    }
+
     /// Prints the message, and returns the exit code.
     pub(crate) fn print(self) -> u8 {
         match self.text.as_str() {

@@ -104,17 +104,15 @@ fn run_under(
 ) -> Result<End, NotStarted> {
     let mut job = job(args)
         .map_err(|error| Failure::system("cannot start the supervisor process", &error))?;
+    // May wait for Redis.
+    let end_before = args.end_before.map(|least| EndBefore::new(least, guard));
     ensure_not_cancelled(signals).map_err(|failure| NotStarted {
         failure,
         signalled: true,
     })?;
+    let end_before = end_before.transpose().map_err(not_started)?;
     // This process may have been stopped since the grant.
-    guard.ensure_held().map_err(|error| not_started(&error))?;
-    let end_before = args
-        .end_before
-        .map(|least| EndBefore::new(least, guard))
-        .transpose()
-        .map_err(|error| not_started(&error))?;
+    guard.ensure_held().map_err(not_started)?;
     let limits = Limits {
         kill_after: args.kill_after,
         max_hold_at: args.max_hold.map(|longest| granted.after(longest)),
@@ -152,9 +150,13 @@ fn ensure_not_cancelled(signals: &Receiver<i32>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns the failure of a command whose lock is not held before its start.
-fn not_started(error: &Error) -> Failure {
-    Failure::new(exit::LOST, format!("the command was not started: {error}"))
+/// Returns the failure of a command whose lock is not held before its start, or not renewed.
+fn not_started(error: Error) -> Failure {
+    let failure = match error {
+        Error::Lost(_) => Failure::new(exit::LOST, error.to_string()),
+        error => error.into(),
+    };
+    failure.of("the command was not started")
 }
 
 #[cfg(test)]
@@ -166,9 +168,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn command_is_not_started_if_the_lock_is_lost() {
-        for lost in [Lost::Expired, Lost::Deleted] {
-            assert_eq!(not_started(&lost.into()).print(), 79, "{lost:?}");
+    fn command_is_not_started_if_the_lock_is_lost_or_not_renewed() {
+        for (error, expected) in [
+            (Lost::Expired.into(), 79),
+            (Lost::Deleted.into(), 79),
+            (Error::Closed, 77),
+        ] {
+            let text = format!("{error}");
+            assert_eq!(not_started(error).print(), expected, "{text}");
         }
     }
 

@@ -2,6 +2,8 @@
 //! can start under the lock.
 
 use std::fs;
+#[cfg(target_os = "linux")]
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use rustix::process::Signal;
@@ -16,6 +18,8 @@ support::tests![
     command_ended_by_end_before_ends_although_redis_is_back,
     command_ended_by_end_before_is_killed_at_once_if_its_time_is_over,
     command_that_waited_in_the_queue_is_not_ended_at_once,
+    #[cfg(target_os = "linux")]
+    signal_during_the_first_renewal_ends_the_program,
     #[cfg(target_os = "linux")]
     lock_is_renewed_until_the_command_of_a_killed_supervisor_has_ended,
     end_before_must_leave_room_for_a_renewal
@@ -185,6 +189,26 @@ fn command_that_waited_in_the_queue_is_not_ended_at_once() {
     });
     drop(guard);
     assert_eq!(program.code(), Some(3), "{}", program.errors());
+}
+
+/// The lease of a grant by the queue is renewed before the command starts.
+#[cfg(target_os = "linux")]
+fn signal_during_the_first_renewal_ends_the_program() {
+    let server = Server::start();
+    let proxy = Proxy::new(&server);
+    let guard = client(&server).mutex("a").lock().unwrap();
+    let options = ["--ttl", "20s", "--end-before", "8s"];
+    let mut program = Program::run(&proxy.url(), &options, "echo started");
+    server.wait_until_waiter_sleeps("lock_release:a");
+    proxy.set_all(Traffic::StallRequests);
+    drop(guard);
+    // The supervisor starts after the grant.
+    super::supervisor_of(program.id());
+    program.send(Signal::TERM);
+    assert_eq!(program.code(), Some(143), "{}", program.errors());
+    let mut output = String::new();
+    program.lines.read_to_string(&mut output).unwrap();
+    assert_eq!(output, "");
 }
 
 #[cfg(target_os = "linux")]
