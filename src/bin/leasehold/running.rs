@@ -224,7 +224,7 @@ impl<'a> Running<'a> {
 
     /// Ends the command for a reason with this exit code, unless it is being ended already.
     fn end_for(&mut self, code: u8, message: &str) {
-        if self.kill_at.is_some() {
+        if self.kill_at.is_some() || self.end.ended_for.is_some() || self.end.is_lost {
             return;
         }
         self.terminate();
