@@ -104,10 +104,14 @@ mod linux {
 
     /// Stops this process until it receives CONT, unless it `is_over`.
     pub(crate) fn suspend_unless(is_over: impl FnOnce() -> bool) {
+        let is_ignored = PENDING.get().is_none();
         // From here on, a CONT takes back the stop.
         let _ = raise(Signal::SIGTSTP);
         match is_over() {
             true => discard(),
+            false if is_ignored => {
+                let _ = raise(Signal::SIGSTOP);
+            }
             false => suspend(),
         }
     }

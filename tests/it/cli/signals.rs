@@ -27,7 +27,9 @@ support::tests![
     #[cfg(target_os = "linux")]
     stops_at_the_start_of_the_command_need_one_continue,
     #[cfg(target_os = "linux")]
-    stop_of_a_foreground_command_can_be_taken_back
+    stop_of_a_foreground_command_can_be_taken_back,
+    #[cfg(target_os = "linux")]
+    program_that_ignores_tstp_stops_with_its_foreground_command
 ];
 
 support::timed![
@@ -286,6 +288,32 @@ fn stop_of_a_foreground_command_can_be_taken_back() {
     });
     program.send(Signal::CONT);
     eventually(WAIT_LIMIT, is_running);
+    assert_eq!(ended_by_term(&mut program), Some(143));
+}
+
+/// As after `nohup` for HUP. Another signal, such as TTIN, can stop the command.
+#[cfg(target_os = "linux")]
+fn program_that_ignores_tstp_stops_with_its_foreground_command() {
+    use std::os::unix::process::CommandExt;
+
+    let server = Server::start();
+    let run = "trap '' TSTP; exec \"$0\" run a --foreground --ttl 60s --max-hold 60s -- \
+               sh -c 'echo $$; exec sleep 300'";
+    let mut command = Command::new("sh");
+    command.args(["-c", run, PROGRAM]);
+    command.env("REDIS_URL", server.url()).stdin(Stdio::null());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut program = Program::of(command.process_group(0).spawn().unwrap());
+    let command = program.pid();
+    let ours = program.id();
+    kill_process(command, Signal::TTIN).unwrap();
+    eventually(WAIT_LIMIT, || {
+        state_of(ours) == Some('T') && state_of(command) == Some('T')
+    });
+    program.send(Signal::CONT);
+    eventually(WAIT_LIMIT, || {
+        state_of(ours) != Some('T') && state_of(command) != Some('T')
+    });
     assert_eq!(ended_by_term(&mut program), Some(143));
 }
 
