@@ -99,8 +99,8 @@ pub(crate) struct Run {
     /// End the command when less than this time of the lease is left, because Redis does not
     /// confirm its renewal: TERM at that moment, and KILL at the end of the lease, or after
     /// --kill-after if that is earlier. So the command has ended before another host can take the
-    /// lock. Must be shorter than the ttl less a tenth and a third of it [default: end the command
-    /// when the lock is lost]
+    /// lock. Must leave room for a renewal: with --ttl 30s, it must be below 17s [default: end the
+    /// command when the lock is lost]
     #[arg(long, value_name = "TIME", value_parser = pause)]
     pub(crate) end_before: Option<Duration>,
 
