@@ -79,12 +79,8 @@ impl Program {
 
     /// Starts `run a` with these options and a shell script.
     fn run(url: &str, options: &[&str], script: &str) -> Self {
-        // Limits how long the program outlives an aborted test.
-        let limit: &[&str] = match options.contains(&"--max-hold") {
-            true => &[],
-            false => &["--max-hold", "60s"],
-        };
-        let args = [&["run", "a"], options, limit, &["--", "sh", "-c", script]].concat();
+        let command = ["--", "sh", "-c", script];
+        let args = [&["run", "a"], options, limit(options), &command].concat();
         Self::start(url, &args)
     }
 
@@ -124,6 +120,14 @@ impl Drop for Program {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
+    }
+}
+
+/// Returns further options, which limit how long the program outlives an aborted test.
+fn limit(options: &[&str]) -> &'static [&'static str] {
+    match options.contains(&"--max-hold") {
+        true => &[],
+        false => &["--max-hold", "60s"],
     }
 }
 

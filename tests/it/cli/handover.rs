@@ -11,7 +11,7 @@ use rustix::process::Signal;
 use rustix::process::kill_process;
 use support::{Proxy, Server, TempDir, Traffic, eventually, let_pass, ms};
 
-use super::{Program, WAIT_LIMIT, client, code, program};
+use super::{Program, WAIT_LIMIT, client, code, limit, program};
 
 support::tests![
     command_ended_by_max_hold_is_dead_before_the_next_one_starts,
@@ -56,7 +56,7 @@ impl Handover {
     ) -> Self {
         let path = log.to_str().unwrap();
         let command = |script| ["--", "sh", "-c", script, "sh", path];
-        let first = [&["run", name], options, &command(script)].concat();
+        let first = [&["run", name], options, limit(options), &command(script)].concat();
         let first = Program::start(url, &first);
         eventually(WAIT_LIMIT, || log.exists());
         let script = "for n in 1 2 3 4 5; do echo next >>\"$1\"; sleep 0.02; done";
@@ -86,13 +86,14 @@ impl Handover {
 fn command_ended_by_max_hold_is_dead_before_the_next_one_starts() {
     let server = Server::start();
     let directory = TempDir::create();
+    // The start of the command counts for --max-hold.
     let options = [
         "--ttl",
-        "300ms",
+        "600ms",
         "--max-hold",
-        "100ms",
+        "600ms",
         "--kill-after",
-        "700ms",
+        "900ms",
     ];
     let options = options.as_slice();
     let start = |(name, script)| {
@@ -142,11 +143,13 @@ fn command_ended_by_end_before_ends_although_redis_is_back() {
     let server = Server::start();
     let proxy = Proxy::new(&server);
     let script = "trap 'echo term' TERM; echo ready; while :; do sleep 0.02; done";
-    let mut program = Program::run(&proxy.url(), &END_BEFORE, script);
+    let options = [&END_BEFORE[..], &["--kill-after", "60s"]].concat();
+    let mut program = Program::run(&proxy.url(), &options, script);
     assert_eq!(program.next_line(), "ready");
     proxy.set_all(Traffic::Stall);
     assert_eq!(program.next_line(), "term");
     proxy.set_all(Traffic::Pass);
+    eventually(WAIT_LIMIT, || program.process.try_wait().unwrap().is_some());
     assert_eq!(program.code(), Some(79));
     let errors = program.errors();
     assert!(
@@ -162,7 +165,7 @@ fn command_ended_by_end_before_is_killed_at_once_if_its_time_is_over() {
     let server = Server::start();
     let options = [
         "--ttl",
-        "300ms",
+        "600ms",
         "--end-before",
         "100ms",
         "--kill-after",
@@ -216,7 +219,7 @@ fn lock_is_renewed_until_the_command_of_a_killed_supervisor_has_ended() {
     let server = Server::start();
     let directory = TempDir::create();
     let log = directory.join("a");
-    let options = ["--ttl", "300ms", "--kill-after", "700ms"];
+    let options = ["--ttl", "600ms", "--kill-after", "900ms"];
     let handover = Handover::start((&server, &server.url()), ("a", &log), &options, STUBBORN[0]);
     let supervisor = super::supervisor_of(handover.first.id());
     kill_process(supervisor, Signal::KILL).unwrap();
