@@ -119,7 +119,7 @@ fn run_under(
         end_before,
     };
     if limits.max_hold_at.is_some_and(|at| at <= Instant::now()) {
-        let text = "the command was not started: the lock was held for --max-hold before";
+        let text = "the command was not started: the lock was already held for --max-hold";
         return Err(Failure::new(exit::TOO_LONG, text).into());
     }
     let command = start(&mut *job, guard, args)?;

@@ -207,7 +207,7 @@ impl<'a> Running<'a> {
         if self.limits.take_max_hold() {
             self.end_for(
                 exit::TOO_LONG,
-                "the lock was held for --max-hold; ending the command before it is released",
+                "the lock was held for --max-hold; ending the command, and then releasing the lock",
             );
         }
         let guard = self.guard;
@@ -215,7 +215,8 @@ impl<'a> Running<'a> {
         if let Some(end) = end_before.and_then(|limit| limit.reached(guard, now)) {
             self.end_for(
                 exit::LOST,
-                "less than --end-before is left of the lease; ending the command",
+                "Redis has not confirmed a renewal, and less than --end-before is left of the lease; \
+                 ending the command",
             );
             // A later renewal does not change this: the command is being ended.
             self.kill_at = self.kill_at.map(|at| at.min(end));
