@@ -320,10 +320,11 @@ fn millis(time: Duration) -> f64 {
 }
 
 fn at(times: Vec<f64>, percent: f64) -> f64 {
-    match times.is_empty() {
+    if times.is_empty() {
         // Nothing has ended: as late as it gets.
-        true => f64::INFINITY,
-        false => percentile(times, percent),
+        f64::INFINITY
+    } else {
+        percentile(times, percent)
     }
 }
 

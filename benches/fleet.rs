@@ -139,9 +139,10 @@ fn run_chaos(lasts: Duration) {
         let (server, witness) = (Server::start().long_lived(), Server::start().long_lived());
         let outcome = chaos.run(&server, &witness);
         let [stall, bound] = [outcome.stall, outcome.bound].map(|it| it.as_secs_f64());
-        let label = match pauses {
-            true => kind.to_owned(),
-            false => format!("{kind}, killed only"),
+        let label = if pauses {
+            kind.to_owned()
+        } else {
+            format!("{kind}, killed only")
         };
         rows.push(vec![
             label.clone(),
@@ -308,9 +309,12 @@ fn picture(series: &[Series]) -> Picture {
     let rows = |row: &dyn Fn(&Series) -> Row| {
         let series = series.iter().filter(|series| series.section == ms(1));
         series
-            .map(|series| match series.label.contains("Mutex") {
-                true => row(series).ours(),
-                false => row(series),
+            .map(|series| {
+                if series.label.contains("Mutex") {
+                    row(series).ours()
+                } else {
+                    row(series)
+                }
             })
             .collect()
     };

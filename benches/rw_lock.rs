@@ -224,9 +224,12 @@ fn contended(server: &Server) -> [Series; CANDIDATES.len()] {
     let rows = series.iter().map(|series| {
         // Without any lock, nobody waits to write.
         let shown = |of: [f64; 3]| {
-            of.map(|point| match point.is_nan() {
-                true => "-".into(),
-                false => format!("{point:.0}"),
+            of.map(|point| {
+                if point.is_nan() {
+                    "-".into()
+                } else {
+                    format!("{point:.0}")
+                }
             })
         };
         let [p50, p99, max] = shown(series.points(Window::waits));
@@ -310,9 +313,10 @@ fn open(kind: &str, url: &str) -> Lockers {
         "mixed" => readers(client.rw_lock("contended"), |n| n % WRITES == 0),
         "poller" => polling_readers(url, |n| n % WRITES == 0),
         "one writer" | "one polling writer" => {
-            let writes: fn(u64) -> bool = match is_first(url, "writer") {
-                true => |_| true,
-                false => |_| false,
+            let writes: fn(u64) -> bool = if is_first(url, "writer") {
+                |_| true
+            } else {
+                |_| false
             };
             match kind {
                 "one writer" => readers(client.rw_lock("contended"), writes),

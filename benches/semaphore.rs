@@ -243,10 +243,13 @@ fn open(kind: &str, url: &str) -> Lockers {
     let semaphore = || Client::open(url).unwrap().semaphore("contended", PERMITS);
     match kind {
         "ours" => permits(semaphore(), SMALL),
-        "mixed" => match is_first(url, "large") {
-            true => permits(semaphore().many(PERMITS), LARGE),
-            false => permits(semaphore(), SMALL),
-        },
+        "mixed" => {
+            if is_first(url, "large") {
+                permits(semaphore().many(PERMITS), LARGE)
+            } else {
+                permits(semaphore(), SMALL)
+            }
+        }
         "ideal" => {
             let url = url.to_owned();
             Box::new(move || {

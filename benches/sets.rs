@@ -142,12 +142,11 @@ fn lock_names() {
     let all = thread::scope(|scope| {
         let threads = NAMES.map(|name| {
             let client = &client;
-            scope.spawn(move || match is_fair {
-                true => {
+            scope.spawn(move || {
+                if is_fair {
                     let mutex = client.fair_mutex(name);
                     waits(|_| Some(mutex.lock().unwrap()))
-                }
-                false => {
+                } else {
                     let mutex = client.mutex(name);
                     waits(|_| Some(mutex.lock().unwrap()))
                 }

@@ -113,9 +113,10 @@ fn call_until_over(mutex: &Mutex, phase: &Phase) -> (Vec<Duration>, Vec<Duration
         let guard = mutex.lock().expect("the server answers");
         let locked = Instant::now();
         guard.unlock().expect("the server answers");
-        let times = match phase.is_stuck.load(Ordering::Relaxed) {
-            true => &mut stuck,
-            false => &mut control,
+        let times = if phase.is_stuck.load(Ordering::Relaxed) {
+            &mut stuck
+        } else {
+            &mut control
         };
         times.extend([locked - began, locked.elapsed()]);
     }

@@ -24,9 +24,10 @@ impl AddressMap {
     pub(crate) fn of_pairs(pairs: &[(String, String)]) -> Result<Self, Error> {
         let (mut exact, mut others) = (Vec::new(), None);
         for (from, to) in pairs {
-            match from == "*" {
-                true => others = Some(name(to)?),
-                false => exact.push((host_port(from)?, host_port(to)?)),
+            if from == "*" {
+                others = Some(name(to)?)
+            } else {
+                exact.push((host_port(from)?, host_port(to)?))
             }
         }
         Ok(Self::new(move |host, port| {

@@ -160,12 +160,13 @@ impl Cause {
         // A proxy may close the connection at a command that it does not know.
         let is_bare = error.is_connection_dropped() && Violation::of(&error).is_none();
         let cause = Self::from(error);
-        match is_bare {
-            true => Self {
+        if is_bare {
+            Self {
                 text: format!("{cause} (no reply to {command})").into(),
                 ..cause
-            },
-            false => cause,
+            }
+        } else {
+            cause
         }
     }
 
@@ -181,9 +182,10 @@ impl Cause {
 
     /// An error of a connection attempt, whose timeout is `limit`.
     pub(crate) fn no_connection(error: RedisError, limit: Duration) -> Self {
-        match error.is_timeout() {
-            true => Self::silence(format!("no connection in {}", Rounded(limit))),
-            false => error.into(),
+        if error.is_timeout() {
+            Self::silence(format!("no connection in {}", Rounded(limit)))
+        } else {
+            error.into()
         }
     }
 

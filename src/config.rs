@@ -221,9 +221,10 @@ impl LeaseTerms {
     /// Returns how many fencing tokens an acquire reserves: one for each hand-off if other calls
     /// wait behind it, or may come while the lease lingers.
     pub(crate) fn tokens(&self, others_wait: bool) -> u64 {
-        match others_wait || !self.linger.is_zero() {
-            true => u64::from(self.handoffs) + 1,
-            false => 1,
+        if others_wait || !self.linger.is_zero() {
+            u64::from(self.handoffs) + 1
+        } else {
+            1
         }
     }
 }

@@ -90,9 +90,10 @@ impl CredentialsSource {
         let asked = catch_unwind(AssertUnwindSafe(|| (self.0)()));
         let asked = asked.map_err(|_| failed("the callback panicked".into()))?;
         let credentials = asked.map_err(|error| failed(error.to_string()))?;
-        match credentials.user.is_none() && credentials.password.is_empty() {
-            true => Err(failed("the password is empty".into())),
-            false => Ok(credentials),
+        if credentials.user.is_none() && credentials.password.is_empty() {
+            Err(failed("the password is empty".into()))
+        } else {
+            Ok(credentials)
         }
     }
 }
@@ -114,8 +115,9 @@ pub(crate) fn read_password(path: &Path) -> Result<String, Error> {
             password.pop();
         }
     }
-    match password.is_empty() {
-        true => Err(wrong("is empty")),
-        false => Ok(password),
+    if password.is_empty() {
+        Err(wrong("is empty"))
+    } else {
+        Ok(password)
     }
 }

@@ -43,9 +43,10 @@ impl Held {
     pub(crate) fn of_lock(name: Name, is_shared: bool, holders: Vec<Holder>) -> Self {
         Self {
             name,
-            kind: match is_shared {
-                true => HeldKind::Readers,
-                false => HeldKind::Exclusive,
+            kind: if is_shared {
+                HeldKind::Readers
+            } else {
+                HeldKind::Exclusive
             },
             permits: holders.len() as u64,
             fencing_token: holders.first().and_then(Holder::fencing_token),

@@ -263,9 +263,10 @@ impl fmt::Display for Holder {
             Some(remaining) => write!(f, ", for another {}", Rounded(remaining))?,
             None => f.write_str(", without an end")?,
         }
-        match self.lingers {
-            true => f.write_str(", lingering"),
-            false => Ok(()),
+        if self.lingers {
+            f.write_str(", lingering")
+        } else {
+            Ok(())
         }
     }
 }

@@ -44,9 +44,10 @@ impl Process {
 
     /// Returns [`Error::Forked`] in a child.
     pub(crate) fn check(self) -> Result<(), Error> {
-        match self.is_forked() {
-            true => Err(Error::Forked),
-            false => Ok(()),
+        if self.is_forked() {
+            Err(Error::Forked)
+        } else {
+            Ok(())
         }
     }
 }

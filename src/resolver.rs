@@ -266,12 +266,13 @@ impl Peer {
 /// Blocks until the system has resolved the name.
 fn look_up(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     let found: Vec<_> = (host, port).to_socket_addrs()?.collect();
-    match found.is_empty() {
-        true => Err(io::Error::new(
+    if found.is_empty() {
+        Err(io::Error::new(
             io::ErrorKind::NotFound,
             format!("{host} has no address"),
-        )),
-        false => Ok(found),
+        ))
+    } else {
+        Ok(found)
     }
 }
 

@@ -42,10 +42,11 @@ impl Serialize for Name {
 /// From text, bytes, a sequence of bytes, or a number. A binary format is asked for bytes.
 impl<'de> Deserialize<'de> for Name {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
-        match from.is_human_readable() {
-            true => from.deserialize_any(NameVisitor),
+        if from.is_human_readable() {
+            from.deserialize_any(NameVisitor)
+        } else {
             // Some binary formats do not say which type follows, so `deserialize_any` would fail.
-            false => from.deserialize_byte_buf(NameVisitor),
+            from.deserialize_byte_buf(NameVisitor)
         }
     }
 }

@@ -232,9 +232,10 @@ impl fmt::Display for Taken {
         match &refusal.by {
             TakenBy::Owner(owner) => {
                 let owner = Escaped::name(owner.as_bytes());
-                match refusal.is_this_client {
-                    true => write!(f, "is held by this client, {owner}")?,
-                    false => write!(f, "is held by {owner}")?,
+                if refusal.is_this_client {
+                    write!(f, "is held by this client, {owner}")?
+                } else {
+                    write!(f, "is held by {owner}")?
                 }
             }
             TakenBy::Foreign(start) if start.is_empty() => {

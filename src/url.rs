@@ -96,9 +96,10 @@ impl Target {
         // After the hosts, an @ is valid only in the query, in a user or password of the sentinels.
         // In an invalid URL, it more likely ends an unescaped user or password.
         let has_stray_at = parsed.is_err() && is_logon_cut_off(rest);
-        match has_stray_at || is_logon_cut_off(rest.split('?').next().unwrap_or_default()) {
-            true => Err(wrong(UNESCAPED.into())),
-            false => parsed,
+        if has_stray_at || is_logon_cut_off(rest.split('?').next().unwrap_or_default()) {
+            Err(wrong(UNESCAPED.into()))
+        } else {
+            parsed
         }
     }
 
@@ -289,9 +290,12 @@ impl Target {
 
     /// Returns the cluster with these seed nodes, each `host[:port]` or a URL.
     pub(crate) fn cluster(nodes: &[String]) -> Result<Self, Error> {
-        let parse = |node: &String| match node.contains("://") {
-            true => Address::parse(node),
-            false => Address::parse(&format!("redis://{node}")),
+        let parse = |node: &String| {
+            if node.contains("://") {
+                Address::parse(node)
+            } else {
+                Address::parse(&format!("redis://{node}"))
+            }
         };
         let seeds = nodes.iter().map(parse).collect::<Result<_, _>>()?;
         Nodes::of(seeds).map(Self::Cluster)
@@ -490,11 +494,12 @@ fn addresses(scheme: &str, rest: &str) -> Result<Vec<Address>, Error> {
 fn quorum_servers(scheme: &str, rest: &str) -> Result<Vec<Address>, Error> {
     let servers = addresses(scheme, rest)?;
     let is_socket = |server: &Address| matches!(server.info.addr(), ConnectionAddr::Unix(_));
-    match servers.iter().any(is_socket) {
-        true => Err(quorum_config(
+    if servers.iter().any(is_socket) {
+        Err(quorum_config(
             "a server of a quorum needs a host and a port, not a socket path",
-        )),
-        false => check_quorum(&servers).map(|()| servers),
+        ))
+    } else {
+        check_quorum(&servers).map(|()| servers)
     }
 }
 

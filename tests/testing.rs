@@ -260,9 +260,10 @@ fn foreign_holder_renews_its_lease_and_a_forgotten_one_does_not() {
 
 /// Makes the server unreachable until the result is dropped.
 fn cut_or_pause(server: &Server, is_cut: bool) -> Box<dyn Any> {
-    match is_cut {
-        true => Box::new(server.cut()),
-        false => Box::new(server.pause()),
+    if is_cut {
+        Box::new(server.cut())
+    } else {
+        Box::new(server.pause())
     }
 }
 

@@ -121,14 +121,13 @@ impl Panel {
         let values: Vec<f64> = self.rows.iter().flat_map(Row::values).collect();
         let most = values.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
         let is_range = |row: &Row| matches!(row.shape, Shape::Range(_));
-        let kind = match self.rows.iter().any(is_range) {
-            true => {
-                let above_zero = values.into_iter().filter(|value| *value > 0.0);
-                let least = above_zero.fold(most, f64::min);
-                Kind::Powers(least.log10().floor(), most.log10().ceil())
-            }
+        let kind = if self.rows.iter().any(is_range) {
+            let above_zero = values.into_iter().filter(|value| *value > 0.0);
+            let least = above_zero.fold(most, f64::min);
+            Kind::Powers(least.log10().floor(), most.log10().ceil())
+        } else {
             // Leaves room: a bar that reaches the end would look cut off.
-            false => Kind::Even(most * 1.04),
+            Kind::Even(most * 1.04)
         };
         Scale { left, kind }
     }

@@ -56,9 +56,10 @@ pub fn run_in_turns(rounds: usize, series: &mut [Series], mut run: impl FnMut(us
 /// lock with which leasehold is compared.
 fn range(label: &str, points: [f64; 3]) -> Row {
     let row = Row::range(label, points);
-    match label.contains("by hand") || label.contains("poller") {
-        true => row,
-        false => row.ours(),
+    if label.contains("by hand") || label.contains("poller") {
+        row
+    } else {
+        row.ours()
     }
 }
 

@@ -286,9 +286,10 @@ impl Window {
 /// Returns p50, p99 and maximum of the values; NaN without values. [`Window::gaps`] has none if the
 /// same thread made all holds.
 fn points(values: Vec<f64>) -> [f64; 3] {
-    match values.is_empty() {
-        true => [f64::NAN; 3],
-        false => [50.0, 99.0, 100.0].map(|percent| percentile(values.clone(), percent)),
+    if values.is_empty() {
+        [f64::NAN; 3]
+    } else {
+        [50.0, 99.0, 100.0].map(|percent| percentile(values.clone(), percent))
     }
 }
 
@@ -296,8 +297,9 @@ fn points(values: Vec<f64>) -> [f64; 3] {
 fn jain(counts: &[f64]) -> f64 {
     let sum: f64 = counts.iter().sum();
     let squares: f64 = counts.iter().map(|count| count * count).sum();
-    match squares > 0.0 {
-        true => sum * sum / (counts.len() as f64 * squares),
-        false => 0.0,
+    if squares > 0.0 {
+        sum * sum / (counts.len() as f64 * squares)
+    } else {
+        0.0
     }
 }

@@ -148,21 +148,23 @@ impl Diagram {
             (true, true) => to - 40,
             (true, false) => to + 40,
         };
-        let (color, dashes) = match is_lost {
-            true => ("#be123c", " stroke-dasharray=\"5 4\""),
-            false => ("#0e7490", ""),
+        let (color, dashes) = if is_lost {
+            ("#be123c", " stroke-dasharray=\"5 4\"")
+        } else {
+            ("#0e7490", "")
         };
         let y = y + 8;
         let back = if is_rightward { end - 8 } else { end + 8 };
-        let head = match is_lost {
-            true => format!(
+        let head = if is_lost {
+            format!(
                 "M{0} {1} L{2} {3} M{0} {3} L{2} {1}",
                 end - 5,
                 y - 5,
                 end + 5,
                 y + 5
-            ),
-            false => format!("M{back} {} L{end} {y} L{back} {}", y - 4, y + 4),
+            )
+        } else {
+            format!("M{back} {} L{end} {y} L{back} {}", y - 4, y + 4)
         };
         let _ = writeln!(
             svg,

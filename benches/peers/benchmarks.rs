@@ -38,10 +38,11 @@ fn main() {
     if env::var("PEERS").is_ok_and(|which| which == "shared") {
         return shared::report();
     }
-    let folder = match contention::is_quick() {
-        true => target().join("bench"),
-        false => docs(),
-    };
+    let folder = if contention::is_quick() {
+target().join("bench")
+} else {
+docs()
+};
     fs::create_dir_all(&folder).expect("the target directory can be written");
     let file = folder.join("benchmarks.jsonl");
     let mut runs = results::read(&fs::read_to_string(&file).unwrap_or_default());

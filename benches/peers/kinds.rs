@@ -131,10 +131,11 @@ fn distributed_lock(urls: &[String], is_tuned: bool) -> Locker {
         let lock = provider.create_lock(NAME);
         runtime.block_on(async {
             let handle = loop {
-                let attempt = match is_tuned {
-                    true => lock.try_acquire().await,
-                    false => lock.acquire(Some(TTL)).await.map(Some),
-                };
+                let attempt = if is_tuned {
+lock.try_acquire().await
+} else {
+lock.acquire(Some(TTL)).await.map(Some)
+};
                 match attempt {
                     Ok(Some(handle)) => break handle,
                     Ok(None) => thread::sleep(TUNED),

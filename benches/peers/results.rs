@@ -76,9 +76,10 @@ pub(crate) fn best_peer(runs: &[Run], key: &str, is_more_better: bool) -> Option
     let peers = candidates(runs, key).into_iter();
     let peers = peers.filter(|name| is_peer(name) && has_no_problem(name));
     let better = |a: &String, b: &String| median(a).total_cmp(&median(b));
-    match is_more_better {
-        true => peers.max_by(better),
-        false => peers.min_by(better),
+    if is_more_better {
+        peers.max_by(better)
+    } else {
+        peers.min_by(better)
     }
 }
 
@@ -174,9 +175,10 @@ impl Row {
         let of_key = |(key, text): &(&str, &str)| {
             let [least, _, most] = range(runs, key, candidate)?;
             let [least, most] = [least, most].map(number);
-            let said = match least == most {
-                true => least,
-                false => format!("{least} to {most}"),
+            let said = if least == most {
+                least
+            } else {
+                format!("{least} to {most}")
             };
             Some(text.replace('#', &said))
         };

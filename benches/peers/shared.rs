@@ -150,15 +150,16 @@ fn rw_lock(candidate: &str, url: &str, writes: fn(u64) -> bool) -> Lockers {
 /// Repeats an attempt every 1 ms if the candidate is tuned, otherwise waits as the crate does.
 macro_rules! acquire {
     ($is_tuned:expr, $attempt:expr, $wait:expr) => {
-        match $is_tuned {
-            true => loop {
+        if $is_tuned {
+loop {
                 match $attempt.await.map_err(|error| error.to_string())? {
                     Some(handle) => break handle,
                     None => thread::sleep(TUNED),
                 }
-            },
-            false => $wait.await.map_err(|error| error.to_string())?,
-        }
+            }
+} else {
+$wait.await.map_err(|error| error.to_string())?
+}
     };
 }
 

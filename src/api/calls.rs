@@ -17,9 +17,10 @@ pub(super) const ENDLESS: &str = "without a deadline, only an error ends the wai
 
 /// Returns the wait limit of a call that waits for at most `limit`.
 pub(super) fn wait_limit(limit: Duration) -> WaitLimit {
-    match limit.is_zero() {
-        true => WaitLimit::None,
-        false => WaitLimit::Until(Instant::now().after(limit)),
+    if limit.is_zero() {
+        WaitLimit::None
+    } else {
+        WaitLimit::Until(Instant::now().after(limit))
     }
 }
 

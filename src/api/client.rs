@@ -224,9 +224,10 @@ impl Client {
     pub fn mutex(&self, name: impl Into<Name>) -> Mutex {
         let runtime = self.runtime();
         let keys = runtime.keys(name.into());
-        let keys = match runtime.has_queues() {
-            true => CohortKeys::of(keys),
-            false => MutexKeys::of(keys),
+        let keys = if runtime.has_queues() {
+            CohortKeys::of(keys)
+        } else {
+            MutexKeys::of(keys)
         };
         Mutex::new(Arc::clone(&self.core), keys)
     }
@@ -361,9 +362,10 @@ impl Client {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn stats(&self) -> Stats {
-        match self.runtime().process.is_forked() {
-            true => self.runtime().stats_in_child(),
-            false => self.runtime().stats(),
+        if self.runtime().process.is_forked() {
+            self.runtime().stats_in_child()
+        } else {
+            self.runtime().stats()
         }
     }
 

@@ -395,9 +395,10 @@ impl Lease {
         self.ensure_held()?;
         let now = Instant::now();
         let end = self.hold.since().unwrap_or(now).after(at_least);
-        match end <= now {
-            true => self.holding().release(now, self.deadline(now)),
-            false => self.holding().keep_until(end),
+        if end <= now {
+            self.holding().release(now, self.deadline(now))
+        } else {
+            self.holding().keep_until(end)
         }
     }
 

@@ -139,9 +139,10 @@ impl Caller<'_> {
 
     fn check_not_ended(&self) -> Result<(), Error> {
         self.runtime.check_not_closed()?;
-        match self.is_cancelled() {
-            true => Err(Error::Cancelled),
-            false => Ok(()),
+        if self.is_cancelled() {
+            Err(Error::Cancelled)
+        } else {
+            Ok(())
         }
     }
 
@@ -151,9 +152,10 @@ impl Caller<'_> {
         let has_callbacks = self.settings.on_lost.is_some() || self.settings.on_renew.is_some();
         let start = || {
             self.runtime.start()?;
-            match has_callbacks {
-                true => self.runtime.callbacks.start(),
-                false => Ok(()),
+            if has_callbacks {
+                self.runtime.callbacks.start()
+            } else {
+                Ok(())
             }
         };
         let mut failures = 0;
@@ -267,9 +269,10 @@ impl<'a> Running<'a> {
             Some(token) => token.park(parker, until),
             None => parker.park(until),
         }
-        match self.caller.is_cancelled() {
-            true => Step::Done((self.call).leave(kernel, Failure::Cancelled, Instant::now(), fx)),
-            false => self.call.woken(kernel, Instant::now(), fx),
+        if self.caller.is_cancelled() {
+            Step::Done((self.call).leave(kernel, Failure::Cancelled, Instant::now(), fx))
+        } else {
+            self.call.woken(kernel, Instant::now(), fx)
         }
     }
 }

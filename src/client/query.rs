@@ -22,8 +22,11 @@ pub(crate) fn query<T>(
         Err(Fault::NotRun(_) | Fault::Unknown(_)) if Instant::now() < until => ask(until),
         answer => answer,
     };
-    answer.map_err(|fault| match runtime.is_closed() {
-        true => Error::Closed,
-        false => runtime.deployment.error(fault),
+    answer.map_err(|fault| {
+        if runtime.is_closed() {
+            Error::Closed
+        } else {
+            runtime.deployment.error(fault)
+        }
     })
 }

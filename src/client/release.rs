@@ -152,9 +152,10 @@ impl<'a> Ending<'a> {
         let is_ignored = (self.of.runtime.deployment)
             .ignored_release(&self.of.lease.lock)
             .is_some();
-        let until = match is_ignored {
-            true => now,
-            false => now.after(now.until(self.deadline) / 2),
+        let until = if is_ignored {
+            now
+        } else {
+            now.after(now.until(self.deadline) / 2)
         };
         let _ = self.of.wait_for(&cell, until);
         self.begin_unlock(true, Instant::now())

@@ -78,9 +78,10 @@ impl fmt::Display for ShutdownReport {
         if self.dialers > 0 {
             write!(f, "; {} threads still connect", self.dialers)?;
         }
-        match self.is_joined {
-            true => Ok(()),
-            false => f.write_str("; not all threads have ended"),
+        if self.is_joined {
+            Ok(())
+        } else {
+            f.write_str("; not all threads have ended")
         }
     }
 }
@@ -89,12 +90,11 @@ impl fmt::Display for ShutdownReport {
 pub(crate) fn shutdown(runtime: &Runtime, within: Duration) -> ShutdownReport {
     let deadline = Instant::now().after(within);
     // The leases and threads of a forked client are those of the parent.
-    let woken = match runtime.process.is_forked() {
-        true => None,
-        false => {
-            runtime.decide(|kernel, fx| kernel.await_releases(Instant::now(), fx));
-            runtime.close()
-        }
+    let woken = if runtime.process.is_forked() {
+        None
+    } else {
+        runtime.decide(|kernel, fx| kernel.await_releases(Instant::now(), fx));
+        runtime.close()
     };
     let Some(woken) = woken else {
         return ShutdownReport {

@@ -54,9 +54,10 @@ pub(crate) fn lower(bound: Option<Bound>) {
 /// Returns the value of a bound: its `usual` one, except in the simulation.
 #[cfg(sim)]
 pub(crate) fn at_most(bound: Bound, usual: usize) -> usize {
-    match LOW.get() == Some(bound) {
-        true => LOWERED,
-        false => usual,
+    if LOW.get() == Some(bound) {
+        LOWERED
+    } else {
+        usual
     }
 }
 

@@ -190,9 +190,10 @@ impl Call {
         if self.wants.by_engine || cx.kernel.is_quorum() || must_wait {
             return self.park(entry, false, cx);
         }
-        let serves = match in_line {
-            true => Serves::Line,
-            false => Serves::One(self.no),
+        let serves = if in_line {
+            Serves::Line
+        } else {
+            Serves::One(self.no)
         };
         let n = entry.request(serves, &self.wants.lock, self.wants.terms, cx);
         entry.requests.change(n).once = is_once;
@@ -431,9 +432,10 @@ impl Call {
             .at(now, fx)
             .with_entry(&lock, |entry, cx| match state {
                 CallState::Parked(cell) => {
-                    let outcome = match looks_first {
-                        true => early,
-                        false => cell.outcome.lock().take(),
+                    let outcome = if looks_first {
+                        early
+                    } else {
+                        cell.outcome.lock().take()
                     };
                     if let Some(Outcome::Lease(lease, token)) = &outcome {
                         let max_hold = self.wants.terms.max_hold;

@@ -118,9 +118,10 @@ impl Counting {
         if is_released || counted.open == 0 {
             self.open.remove(id);
             self.tally.unreleased -= 1;
-            match is_released {
-                true => self.tally.released += 1,
-                false => self.tally.already_lost += 1,
+            if is_released {
+                self.tally.released += 1
+            } else {
+                self.tally.already_lost += 1
             }
         }
     }

@@ -190,9 +190,10 @@ impl LockEntry {
         if own.is_some_and(|lease| lease.covers(now)) {
             return Outcome::Refused(None);
         }
-        match self.last.says_taken(start, deadline) {
-            true => Outcome::Refused(self.last.refusal()),
-            false => Outcome::Failed(self.failure(start)),
+        if self.last.says_taken(start, deadline) {
+            Outcome::Refused(self.last.refusal())
+        } else {
+            Outcome::Failed(self.failure(start))
         }
     }
 
@@ -203,12 +204,11 @@ impl LockEntry {
 
     /// Returns when a call gives up because of what Redis says, or because it is silent.
     pub(super) fn gives_up_at(&self, start: Instant, unreachable_for: Duration) -> Instant {
-        match self.holds_alone() {
-            true => Instant::NEVER,
-            false => {
-                let under_way = self.requests.under_way();
-                self.last.gives_up_at(start, under_way, unreachable_for)
-            }
+        if self.holds_alone() {
+            Instant::NEVER
+        } else {
+            let under_way = self.requests.under_way();
+            self.last.gives_up_at(start, under_way, unreachable_for)
         }
     }
 

@@ -35,9 +35,10 @@ pub(crate) struct OpenCircuit {
 impl OpenCircuit {
     /// Returns the last failure, for an error about the servers that `label` names.
     pub(crate) fn last_at(self, label: &str) -> Cause {
-        match self.server == label {
-            true => self.last,
-            false => self.last.at(&self.server),
+        if self.server == label {
+            self.last
+        } else {
+            self.last.at(&self.server)
         }
     }
 }

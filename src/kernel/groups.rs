@@ -138,9 +138,10 @@ impl Groups {
         most: usize,
     ) -> Option<u64> {
         let of = &mut self.groups.get_mut(&no)?.may_run;
-        match may_run {
-            true => of.insert(serial),
-            false => of.remove(&serial),
+        if may_run {
+            of.insert(serial)
+        } else {
+            of.remove(&serial)
         };
         of.first().copied().filter(|_| of.len() > most)
     }

@@ -144,9 +144,10 @@ impl HeldLease {
                 _ => OneOrMany::One(token),
             },
             replicas: grant.terms.replicas.map(Box::new),
-            run: match grant.in_queue {
-                true => run.granted_in_queue(),
-                false => run,
+            run: if grant.in_queue {
+                run.granted_in_queue()
+            } else {
+                run
             },
             at: grant.at,
             serial,
@@ -210,9 +211,12 @@ impl HeldLease {
         now: Instant,
         fx: &mut Effects,
     ) -> LeaseStatus {
-        self.with(fx, |inner| match inner.token == token {
-            true => inner.lease.status(now),
-            false => LeaseStatus::Released,
+        self.with(fx, |inner| {
+            if inner.token == token {
+                inner.lease.status(now)
+            } else {
+                LeaseStatus::Released
+            }
         })
     }
 

@@ -90,9 +90,10 @@ impl LockEntry {
     /// Removes the leases that Redis never grants together with a new one. Each of them is lost, or
     /// its release has no recorded outcome yet.
     fn evict(&mut self, is_shared: bool, cx: &mut Context<'_>) {
-        while let Some(n) = match is_shared {
-            true => self.held.iter().position(|held| !held.is_shared),
-            false => (self.held.len() >= self.capacity).then_some(0),
+        while let Some(n) = if is_shared {
+            self.held.iter().position(|held| !held.is_shared)
+        } else {
+            (self.held.len() >= self.capacity).then_some(0)
         } {
             if !is_on(Mutant::EvictedIsNotLost) {
                 self.held[n].lease.lose(Lost::Taken, cx.now, cx.fx);

@@ -304,9 +304,10 @@ impl Inner {
             Due::Renewal => Some([now, now]),
             // In flight, no operation can begin: the end of the command looks again.
             Due::At { best, latest } => {
-                match extras.is_none_or(|it| it.operations.is_empty()) || self.lease.is_busy() {
-                    true => Some([best, latest]),
-                    false => Some([now, now]),
+                if extras.is_none_or(|it| it.operations.is_empty()) || self.lease.is_busy() {
+                    Some([best, latest])
+                } else {
+                    Some([now, now])
                 }
             }
         }

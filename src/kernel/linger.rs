@@ -166,9 +166,10 @@ impl HeldLease {
             inner.lingers = false;
             inner.holder = wants.holder.clone();
             let last = std::mem::replace(&mut inner.token, next);
-            Some(match is_on(Mutant::RelockKeepsTheToken) {
-                true => last,
-                false => next,
+            Some(if is_on(Mutant::RelockKeepsTheToken) {
+                last
+            } else {
+                next
             })
         })
     }

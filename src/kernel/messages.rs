@@ -258,9 +258,10 @@ impl LockEntry {
             self.wake(n, cx.now.after(FREE_FOR), cx);
         }
         let at = cx.now.after(others);
-        self.after_plain = match is_on(Mutant::PlainReleasesAddUp) {
-            true => self.after_plain.min(at),
-            false => at,
+        self.after_plain = if is_on(Mutant::PlainReleasesAddUp) {
+            self.after_plain.min(at)
+        } else {
+            at
         };
         self.touch(self.after_plain, self.after_plain);
         if !is_on(Mutant::WatchesAreNotEnded) {

@@ -65,10 +65,11 @@ impl LockEntry {
     }
 
     fn refreshes_every(&self, ttl: Duration) -> Duration {
-        match self.is_listening {
-            true => refresh_every(ttl),
+        if self.is_listening {
+            refresh_every(ttl)
+        } else {
             // No message announces a grant: only a refresh finds it.
-            false => refresh_every(ttl) / 4,
+            refresh_every(ttl) / 4
         }
     }
 
@@ -159,9 +160,10 @@ impl LockEntry {
     /// Returns when a wake-up that came while a command was under way makes the next one due.
     pub(super) fn take_again(&mut self, n: RequestNo) -> Instant {
         let again = std::mem::replace(&mut self.requests.change(n).again, Instant::NEVER);
-        match is_on(Mutant::WakeUpIsForgotten) {
-            true => Instant::NEVER,
-            false => again,
+        if is_on(Mutant::WakeUpIsForgotten) {
+            Instant::NEVER
+        } else {
+            again
         }
     }
 
@@ -370,9 +372,10 @@ impl LockEntry {
             };
             if let Fault::Rejected(error) = fault {
                 let failure = Failure::Rejected(error.clone());
-                match is_on(Mutant::RejectedRefreshIsForgotten) {
-                    true => cx.kernel.table.forget_id(id),
-                    false => self.undo(&self.requests[n], id, Proof::AnyAnswer, cx),
+                if is_on(Mutant::RejectedRefreshIsForgotten) {
+                    cx.kernel.table.forget_id(id)
+                } else {
+                    self.undo(&self.requests[n], id, Proof::AnyAnswer, cx)
                 }
                 self.fail(n, false, failure, cx);
                 continue;

@@ -40,9 +40,10 @@ impl Kernel {
         fx: &mut Effects,
     ) {
         let size = self.limits.size;
-        let needed = match is_on(Mutant::AllMustAnnounce) {
-            true => size.all,
-            false => size.needed,
+        let needed = if is_on(Mutant::AllMustAnnounce) {
+            size.all
+        } else {
+            size.needed
         };
         self.at(now, fx).with_existing(name, |entry, cx| {
             let is_by_majority = entry.hear(server, payload, needed);

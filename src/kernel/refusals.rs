@@ -105,9 +105,10 @@ impl LockEntry {
         let can_queue = request.lock.queue().is_some() && !request.once;
         drop(request);
         let is_undone = cx.kernel.pending.lock().has_ended(&by.holder);
-        let pause = match can_queue || is_undone {
-            true => Duration::ZERO,
-            false => OWN_ID_PAUSE,
+        let pause = if can_queue || is_undone {
+            Duration::ZERO
+        } else {
+            OWN_ID_PAUSE
         };
         self.set_due(n, cx.now.after(pause));
         ForCaller::GoesOn
@@ -200,11 +201,12 @@ impl LockEntry {
             }
             None if request.lock.queue().is_some() => cx.now,
             None => {
-                let pause = match self.is_listening {
-                    true => jittered(backstop),
-                    false => UNSUBSCRIBED
+                let pause = if self.is_listening {
+                    jittered(backstop)
+                } else {
+                    UNSUBSCRIBED
                         .pause(request.refusals.saturating_sub(1))
-                        .min(backstop),
+                        .min(backstop)
                 };
                 next_attempt(cx.now.after(pause), cx.now, remaining, cx.now).min(again)
             }

@@ -54,9 +54,10 @@ impl Renewals {
             return Some((command, work));
         };
         let replicas = command.replicas.map(|it| (it.wanted, it.within));
-        let slot = match route.has_slots() {
-            true => command.lock.key(0).slot(),
-            false => 0,
+        let slot = if route.has_slots() {
+            command.lock.key(0).slot()
+        } else {
+            0
         };
         let common = (many.script.name, *ttl, replicas, slot);
         self.together

@@ -185,10 +185,11 @@ impl RefreshGroup {
 impl Place {
     /// Returns when the engine must be awake for the next refresh.
     pub(super) fn awake_by(&self) -> Instant {
-        match self.refresh_at < self.regular {
+        if self.refresh_at < self.regular {
             // Nobody else learns that the lock has expired.
-            true => self.refresh_at,
-            false => self.refresh_at.after(self.slack),
+            self.refresh_at
+        } else {
+            self.refresh_at.after(self.slack)
         }
     }
 }

@@ -159,9 +159,10 @@ impl LockEntry {
         Flight {
             id,
             attempt,
-            tokens: match request.lock.has_local_queue() {
-                true => request.terms.tokens(others),
-                false => 1,
+            tokens: if request.lock.has_local_queue() {
+                request.terms.tokens(others)
+            } else {
+                1
             },
             sent: cx.now,
             sender,
@@ -203,14 +204,13 @@ impl LockEntry {
         self.touch(give_up, give_up);
         let (no, lock, terms) = (waiter.no, Arc::clone(&waiter.lock), waiter.terms);
         if waiter.wait != Wait::Once && lock.has_local_queue() {
-            match at_front {
-                true => self.waiters.push_front(waiter),
-                false => {
-                    if self.line_is_busy() {
-                        waiter.note_waited();
-                    }
-                    self.waiters.push_back(waiter);
+            if at_front {
+                self.waiters.push_front(waiter)
+            } else {
+                if self.line_is_busy() {
+                    waiter.note_waited();
                 }
+                self.waiters.push_back(waiter);
             }
             self.serve(cx.now, cx);
             return;

@@ -104,12 +104,11 @@ impl Engine {
         };
         let (at, vote) = round.read(turn.cx.kernel, server, end, (turn.cx.now, turn.route));
         round.at.set(server, at);
-        match round.is_over {
-            true => self.voted_late(no, server, vote, turn),
-            false => {
-                round.votes.count(vote);
-                self.judge(no, false, false, turn);
-            }
+        if round.is_over {
+            self.voted_late(no, server, vote, turn)
+        } else {
+            round.votes.count(vote);
+            self.judge(no, false, false, turn);
         }
         self.forget_round(no, turn.cx.fx);
     }
@@ -200,9 +199,10 @@ impl Engine {
     /// Applies the end of a round.
     fn apply(&mut self, no: RoundNo, end: Result<Answer, Fault>, turn: &mut Turn<'_>) {
         let (round, cx) = (&self.rounds[&no], &mut turn.cx);
-        let sent = match is_on(Mutant::RoundCountsFromReply) {
-            true => cx.now,
-            false => round.first_sent.unwrap_or(cx.now),
+        let sent = if is_on(Mutant::RoundCountsFromReply) {
+            cx.now
+        } else {
+            round.first_sent.unwrap_or(cx.now)
         };
         match &round.kind {
             RoundKind::Propose(asked) => {

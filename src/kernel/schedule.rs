@@ -185,9 +185,10 @@ impl Kernel {
         // woken for can be gone already: it sleeps until then, and the first sleep with nothing to
         // look at is short.
         let woken_for = std::mem::replace(&mut schedule.woken_for, Instant::NEVER);
-        let next = match woken_for > now {
-            true => schedule.next().min(woken_for),
-            false => schedule.next(),
+        let next = if woken_for > now {
+            schedule.next().min(woken_for)
+        } else {
+            schedule.next()
         };
         if is_on(Mutant::SleepIsReadFirst) {
             drop(schedule);

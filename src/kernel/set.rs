@@ -282,9 +282,10 @@ impl SetAcquire {
                     self.last = refused.or_else(|| self.last.take());
                     self.kept.push(lease);
                     self.restarts = 0;
-                    match n + 1 < self.names.len() {
-                        true => self.ask_for(n + 1, cx),
-                        false => self.join(cx),
+                    if n + 1 < self.names.len() {
+                        self.ask_for(n + 1, cx)
+                    } else {
+                        self.join(cx)
                     }
                 }
                 (stage, Outcome::Refused(by)) => {
@@ -361,9 +362,10 @@ impl SetAcquire {
             cx.with_entry(&self.names[n], |entry, _| entry.last.note(of_name));
         }
         let ttl = self.wants.terms.ttl.min(KEPT_FOR);
-        let wait = match self.has_queues() {
-            true => self.wants.wait.clone(),
-            false => Wait::Once,
+        let wait = if self.has_queues() {
+            self.wants.wait.clone()
+        } else {
+            Wait::Once
         };
         let wants = CallTerms {
             lock: Arc::clone(&self.names[n]),

@@ -102,9 +102,10 @@ impl Context<'_> {
     /// each slot of a set. If it `counts`, the shutdown counts the outcome.
     pub(super) fn release_later(&mut self, lease: &HeldLease, counts: bool) {
         let places = self.places_of(&lease.lock);
-        let needed = match self.kernel.is_quorum() {
-            true => self.kernel.limits.size.needed,
-            false => places.len(),
+        let needed = if self.kernel.is_quorum() {
+            self.kernel.limits.size.needed
+        } else {
+            places.len()
         };
         for (n, place) in places.into_iter().enumerate() {
             if let Some(ends_by) = proof_at(lease, n) {
@@ -146,11 +147,12 @@ impl Context<'_> {
     /// Returns where the keys of a lock are: at each server of a quorum, or in each slot.
     fn places_of(&self, lock: &Arc<dyn Primitive>) -> Vec<(ServerNo, Arc<dyn Primitive>)> {
         let part = |part| (0, Arc::clone(part));
-        match self.kernel.is_quorum() {
-            true => (0..self.kernel.limits.size.all)
+        if self.kernel.is_quorum() {
+            (0..self.kernel.limits.size.all)
                 .map(|server| (server, Arc::clone(lock)))
-                .collect(),
-            false => lock.parts().iter().map(part).collect(),
+                .collect()
+        } else {
+            lock.parts().iter().map(part).collect()
         }
     }
 

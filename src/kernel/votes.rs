@@ -150,9 +150,10 @@ impl Votes {
         {
             return Verdict::Decided(Answer::TooLow(highest));
         }
-        match most + unread < needed {
-            true => Verdict::Decided(Answer::Split),
-            false => Verdict::Open,
+        if most + unread < needed {
+            Verdict::Decided(Answer::Split)
+        } else {
+            Verdict::Open
         }
     }
 
@@ -182,9 +183,10 @@ impl Votes {
                 _ => Answer::Gone,
             });
         }
-        match self.yes + unread < self.size.needed && not_ours + unread <= spare {
-            true => Verdict::Unknown,
-            false => Verdict::Open,
+        if self.yes + unread < self.size.needed && not_ours + unread <= spare {
+            Verdict::Unknown
+        } else {
+            Verdict::Open
         }
     }
 

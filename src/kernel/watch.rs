@@ -115,9 +115,10 @@ impl SetAcquire {
         self.last = by;
         let step = self.watch((name, true), until, cx);
         // A message may have come before the call could hear it.
-        match is_new && is_live && !is_on(Mutant::WatchBeginsAfterTheRefusal) {
-            true => self.attempt(cx),
-            false => step,
+        if is_new && is_live && !is_on(Mutant::WatchBeginsAfterTheRefusal) {
+            self.attempt(cx)
+        } else {
+            step
         }
     }
 
@@ -137,9 +138,10 @@ impl SetAcquire {
     /// Returns when a refused call asks again if no message comes.
     fn asks_again_at(&self, by: Option<&Refused>, is_live: bool, cx: &Context<'_>) -> Instant {
         let (now, backstop) = (cx.now, cx.kernel.limits.backstop);
-        let pause = match is_live {
-            true => jittered(backstop),
-            false => UNSUBSCRIBED.pause(self.refusals - 1).min(backstop),
+        let pause = if is_live {
+            jittered(backstop)
+        } else {
+            UNSUBSCRIBED.pause(self.refusals - 1).min(backstop)
         };
         let (remaining, took) = by.map_or((None, Duration::ZERO), |by| {
             (by.by.remaining, by.sent.until(by.arrived))

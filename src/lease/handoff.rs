@@ -136,9 +136,10 @@ impl HandoffRun {
         let is_short = !lease.has_most_of(lease.ttl, now);
         if lease.suspected || is_short {
             // One renewal did not help, and a second would not either.
-            return Err(match has_renewed {
-                true => NoHandoff::Release,
-                false => NoHandoff::RenewFirst,
+            return Err(if has_renewed {
+                NoHandoff::Release
+            } else {
+                NoHandoff::RenewFirst
             });
         }
         // Without automatic renewal, no recent reply shows that the key exists.
@@ -158,9 +159,10 @@ impl HandoffRun {
         now: Instant,
     ) -> bool {
         let handed = token.value().saturating_sub(self.first.value());
-        let most = match self.granted_in_queue {
-            true => handoffs.div_ceil(QUEUED_SHARE),
-            false => handoffs,
+        let most = if self.granted_in_queue {
+            handoffs.div_ceil(QUEUED_SHARE)
+        } else {
+            handoffs
         };
         let is_spent = !self.goes_on(token)
             || handed >= most.into()

@@ -161,9 +161,10 @@ impl LeaseState {
     /// Like [`key_may_last`](Self::key_may_last) at `now`, but shorter if no renewal or change of
     /// ttl may still run.
     pub(crate) fn key_may_last_at(&self, now: Instant) -> Duration {
-        match self.renewing || now < self.settled_at {
-            true => self.key_may_last(),
-            false => self.longest,
+        if self.renewing || now < self.settled_at {
+            self.key_may_last()
+        } else {
+            self.longest
         }
     }
 
@@ -213,9 +214,10 @@ impl LeaseState {
         if self.phase != Phase::Held {
             return false;
         }
-        let lasts = match now < self.settled_at {
-            true => self.key_may_last(),
-            false => self.longest,
+        let lasts = if now < self.settled_at {
+            self.key_may_last()
+        } else {
+            self.longest
         };
         // Twice the margin: Redis's clock may be slow, too.
         let margin = self.ttl.saturating_sub(validity(self.ttl)) * 2;
@@ -224,9 +226,10 @@ impl LeaseState {
         let is_new = self.gone_at.is_none_or(|before| gone_at < before);
         if is_new {
             self.gone_at = Some(gone_at);
-            match self.renews() {
-                true => self.suspect(now),
-                false => self.renew_at = self.renew_at.min(gone_at),
+            if self.renews() {
+                self.suspect(now)
+            } else {
+                self.renew_at = self.renew_at.min(gone_at)
             }
         }
         is_new
@@ -323,11 +326,12 @@ impl LeaseState {
         } else {
             end.min(self.renew_at)
         };
-        let latest = match self.provisional.is_some() && self.failures == 0 && !self.renewing {
+        let latest = if self.provisional.is_some() && self.failures == 0 && !self.renewing {
             // Most grants end sooner: a later wake-up keeps the engine from competing with the new
             // holder for a core.
-            true => now.after(now.until(end) / 2),
-            false => best,
+            now.after(now.until(end) / 2)
+        } else {
+            best
         };
         Due::At { best, latest }
     }
@@ -344,9 +348,10 @@ impl LeaseState {
         }
         self.renewing = true;
         let renews = self.renews();
-        let ttl = match renews {
-            true => self.ttl,
-            false => self.ttl_of_check(now),
+        let ttl = if renews {
+            self.ttl
+        } else {
+            self.ttl_of_check(now)
         };
         Some(RenewalRequest { ttl, renews })
     }

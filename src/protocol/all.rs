@@ -49,9 +49,12 @@ impl MutexAllKeys {
         let keys_of = |names: &[Name]| Keys::of(names, key_prefix, channel_prefix);
         let each = |names: &[Name]| -> Vec<Arc<dyn Primitive>> {
             let keys = names.iter().map(|name| keys_of(slice::from_ref(name)));
-            let lock = |keys| match has_queues {
-                true => FairMutexKeys::of(keys),
-                false => MutexKeys::of(keys),
+            let lock = |keys| {
+                if has_queues {
+                    FairMutexKeys::of(keys)
+                } else {
+                    MutexKeys::of(keys)
+                }
             };
             keys.map(lock).collect()
         };
@@ -163,9 +166,10 @@ mod tests {
 
     fn all(names: &[&str], is_cluster: bool) -> Arc<dyn Primitive> {
         let names = names.iter().map(|name| Name::from(*name)).collect();
-        let layout = match is_cluster {
-            true => Layout::Slots,
-            false => Layout::OneServer,
+        let layout = if is_cluster {
+            Layout::Slots
+        } else {
+            Layout::OneServer
         };
         MutexAllKeys::of(names, "lock:", "r:", layout, true)
     }

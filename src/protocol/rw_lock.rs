@@ -111,9 +111,10 @@ impl Primitive for RwLockKeys {
     }
 
     fn renew_many(&self) -> Option<&'static RenewMany> {
-        Some(match self.reads {
-            true => &RENEW_MANY,
-            false => &mutex::RENEW_MANY,
+        Some(if self.reads {
+            &RENEW_MANY
+        } else {
+            &mutex::RENEW_MANY
         })
     }
 

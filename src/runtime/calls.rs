@@ -15,9 +15,10 @@ impl Runtime {
     /// Returns the server for a command: that of a quorum with this number, or the owner of its
     /// lock as far as is known.
     pub(in crate::runtime) fn server(&self, number: usize, command: &Command) -> Arc<Server> {
-        match self.deployment.is_quorum() {
-            true => Arc::clone(&self.deployment.fixed()[number]),
-            false => self.deployment.primary_owner_of(command.lock.keys().key(0)),
+        if self.deployment.is_quorum() {
+            Arc::clone(&self.deployment.fixed()[number])
+        } else {
+            self.deployment.primary_owner_of(command.lock.keys().key(0))
         }
     }
 

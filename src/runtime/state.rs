@@ -127,9 +127,10 @@ impl Runtime {
 
     /// Returns [`Error::Closed`] once the client is shut down. For the process that made it.
     pub(crate) fn check_not_closed(&self) -> Result<(), Error> {
-        match self.is_closed() {
-            true => Err(Error::Closed),
-            false => Ok(()),
+        if self.is_closed() {
+            Err(Error::Closed)
+        } else {
+            Ok(())
         }
     }
 

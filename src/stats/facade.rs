@@ -79,9 +79,10 @@ impl Facade {
         if let Some(lag) = stats.renewal_lag {
             // Without a lease, no later renewal would replace a high lag, and an alert about it
             // would not end.
-            let lag = match is_last || stats.held == 0 {
-                true => Duration::ZERO,
-                false => lag,
+            let lag = if is_last || stats.held == 0 {
+                Duration::ZERO
+            } else {
+                lag
             };
             let name = "leasehold_renewal_lag_seconds";
             gauge!(name, "client" => self.client.clone()).set(lag.as_secs_f64());

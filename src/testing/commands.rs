@@ -140,12 +140,13 @@ impl ServerState {
             let text = "ERR Number of keys can't be greater than number of args";
             return Some(Reply::Error(text.into()));
         };
-        let name = match by_source {
-            true => match self.scripts().load(script) {
+        let name = if by_source {
+            match self.scripts().load(script) {
                 Ok(name) => name,
                 Err(error) => return Some(error),
-            },
-            false => String::from_utf8_lossy(script).to_ascii_lowercase(),
+            }
+        } else {
+            String::from_utf8_lossy(script).to_ascii_lowercase()
         };
         match self.scripts().run(&name, keys, args) {
             Some(_) if self.faults.loses_reply() => None,
@@ -187,9 +188,10 @@ impl ServerState {
         }
         let mut confirmed = Vec::new();
         for channel in channels {
-            match is_new {
-                true => database.subscribe(id, &channel),
-                false => database.unsubscribe(id, &channel),
+            if is_new {
+                database.subscribe(id, &channel)
+            } else {
+                database.unsubscribe(id, &channel)
             }
             confirmed.push((Reply::bulk(channel), database.channels_of(id).len()));
         }

@@ -68,9 +68,10 @@ pub(super) fn serve(shared: &Shared, mut woken: PipeReader) {
         }
         state.renew_foreign(FOREIGN_TTL);
         list_sockets(&state, can_accept, &mut sockets);
-        let timeout = match can_accept {
-            true => (!state.foreign.is_empty()).then_some(&RENEW_EVERY),
-            false => Some(&ACCEPT_AGAIN_AFTER),
+        let timeout = if can_accept {
+            (!state.foreign.is_empty()).then_some(&RENEW_EVERY)
+        } else {
+            Some(&ACCEPT_AGAIN_AFTER)
         };
         drop(state);
 

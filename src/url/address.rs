@@ -256,9 +256,10 @@ impl Address {
 fn label(addr: &ConnectionAddr) -> String {
     let label = match addr {
         ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
-            match host.contains(':') {
-                true => format!("[{host}]:{port}"),
-                false => format!("{host}:{port}"),
+            if host.contains(':') {
+                format!("[{host}]:{port}")
+            } else {
+                format!("{host}:{port}")
             }
         }
         ConnectionAddr::Unix(path) => path.display().to_string(),

@@ -40,9 +40,10 @@ impl Address {
     #[cfg(feature = "tls")]
     fn with_certificate(&self, error: RedisError) -> RedisError {
         use rustls::CertificateError::{NotValidForName, NotValidForNameContext};
-        let announcement = match self.is_mapped {
-            true => Some("the address map leads here"),
-            false => self.role.announcement(),
+        let announcement = if self.is_mapped {
+            Some("the address map leads here")
+        } else {
+            self.role.announcement()
         };
         let name = match (payload(&error), announcement) {
             (

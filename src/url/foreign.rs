@@ -31,9 +31,10 @@ pub(super) fn canonical(url: &str) -> Cow<'_, str> {
         "valkey+tls" | "valkey+ssl" => "valkeys",
         small => small,
     };
-    match own == scheme {
-        true => url.into(),
-        false => format!("{own}://{rest}").into(),
+    if own == scheme {
+        url.into()
+    } else {
+        format!("{own}://{rest}").into()
     }
 }
 

@@ -63,14 +63,14 @@ impl Role {
             (Self::Server | Self::Node { .. }, true) => "use redis://",
             (Self::Sentinel, false) => "set sentinel_tls=yes",
             (Self::Sentinel, true) => "set sentinel_tls=no",
-            (Self::Master { sentinels_have_tls }, false) => match sentinels_have_tls {
-                true => "use rediss+sentinel://, with sentinel_tls=yes",
-                false => "use rediss+sentinel://, with sentinel_tls=no",
-            },
-            (Self::Master { sentinels_have_tls }, true) => match sentinels_have_tls {
-                true => "use redis+sentinel://, with sentinel_tls=yes",
-                false => "use redis+sentinel://, with sentinel_tls=no",
-            },
+            (Self::Master { sentinels_have_tls }, false) if *sentinels_have_tls => {
+                "use rediss+sentinel://, with sentinel_tls=yes"
+            }
+            (Self::Master { .. }, false) => "use rediss+sentinel://, with sentinel_tls=no",
+            (Self::Master { sentinels_have_tls }, true) if *sentinels_have_tls => {
+                "use redis+sentinel://, with sentinel_tls=yes"
+            }
+            (Self::Master { .. }, true) => "use redis+sentinel://, with sentinel_tls=no",
         }
     }
 }

@@ -436,9 +436,10 @@ fn advice_changes_one_side_and_keeps_the_other() {
             (&sentinel.sentinels[0], "the sentinel", set),
             (&master, "the master", format!("use {of_master}")),
         ] {
-            let (error, verb) = match address.has_tls() {
-                true => (plain(), "does not speak TLS"),
-                false => (alert(), "speaks TLS"),
+            let (error, verb) = if address.has_tls() {
+                (plain(), "does not speak TLS")
+            } else {
+                (alert(), "speaks TLS")
             };
             let cause = Cause::from(address.explained(error));
             assert!(cause.is_not_redis());

@@ -190,10 +190,7 @@ impl State {
             }
         }
         if let Phase::Held(left @ 1..) = next.phase {
-            next.phase = Phase::Held(match found {
-                true => left.max(request.validity),
-                false => 0,
-            });
+            next.phase = Phase::Held(if found { left.max(request.validity) } else { 0 });
         }
         Some(next)
     }

@@ -134,9 +134,12 @@ fn items_of(file: &str, source: &str) -> Vec<Item> {
         let Some((name, is_field)) = item.or_else(field) else {
             continue;
         };
-        let own = lines[..n].iter().rev().take_while(|line| match is_field {
-            true => line.starts_with(['/', '#']),
-            false => belongs_to_next(line),
+        let own = lines[..n].iter().rev().take_while(|line| {
+            if is_field {
+                line.starts_with(['/', '#'])
+            } else {
+                belongs_to_next(line)
+            }
         });
         let mut own: Vec<String> = own.map(ToString::to_string).collect();
         own.reverse();

@@ -172,17 +172,19 @@ impl Words<'_> {
     fn key(&mut self, kind: &str) -> Vec<u8> {
         let matching = |key: &&&str| key.starts_with(kind);
         let of_kind: Vec<&str> = KEYS.iter().filter(matching).copied().collect();
-        match self.rng.random_ratio(1, 10) {
-            true => self.one_of(&KEYS),
-            false => self.one_of(&of_kind),
+        if self.rng.random_ratio(1, 10) {
+            self.one_of(&KEYS)
+        } else {
+            self.one_of(&of_kind)
         }
     }
 
     /// Returns a ttl that ends soon after this batch of commands, or late.
     pub(crate) fn lasting_ms(&mut self) -> Vec<u8> {
-        let ms = match self.rng.random_ratio(1, 20) {
-            true => self.rng.random_range(SHORT_TTL),
-            false => self.rng.random_range(1_000..100_000),
+        let ms = if self.rng.random_ratio(1, 20) {
+            self.rng.random_range(SHORT_TTL)
+        } else {
+            self.rng.random_range(1_000..100_000)
         };
         ms.to_string().into_bytes()
     }
@@ -254,12 +256,11 @@ impl Words<'_> {
     }
 
     fn range_option(&mut self) -> Vec<Vec<u8>> {
-        match self.rng.random() {
-            true => vec![b"WITHSCORES".to_vec()],
-            false => {
-                let numbers = [self.fill("integer"), self.fill("integer")].concat();
-                [vec![b"limit".to_vec()], numbers].concat()
-            }
+        if self.rng.random() {
+            vec![b"WITHSCORES".to_vec()]
+        } else {
+            let numbers = [self.fill("integer"), self.fill("integer")].concat();
+            [vec![b"limit".to_vec()], numbers].concat()
         }
     }
 

@@ -488,9 +488,10 @@ fn error_names_the_missing_permission_of_a_read_write_lock() {
         // The lease of a reader has ended.
         server.run("SET", &["lock:a", "leasehold:readers"]);
         server.run("ZADD", &["leasehold:readers:{lock:a}", "1", "crashed"]);
-        let named = match right.starts_with('~') {
-            true => "on the keys",
-            false => right,
+        let named = if right.starts_with('~') {
+            "on the keys"
+        } else {
+            right
         };
         assert_refused(read_and_write(&lock()), &[named]);
         server.run("FLUSHALL", &[]);

@@ -125,9 +125,10 @@ impl Drop for Program {
 
 /// Returns further options, which limit how long the program outlives an aborted test.
 fn limit(options: &[&str]) -> &'static [&'static str] {
-    match options.contains(&"--max-hold") {
-        true => &[],
-        false => &["--max-hold", "60s"],
+    if options.contains(&"--max-hold") {
+        &[]
+    } else {
+        &["--max-hold", "60s"]
     }
 }
 

@@ -240,9 +240,10 @@ fn callback_that_fails_is_named_and_opens_no_breaker() {
         let client = client.command_timeout(ms(300)).build().unwrap();
         for _ in 0..3 {
             let text = expect_unreachable(client.mutex("a").try_lock());
-            let expected = match panics {
-                false => r"no credentials: the vault is \x1b sealed",
-                true => "no credentials: the callback panicked",
+            let expected = if !panics {
+                r"no credentials: the vault is \x1b sealed"
+            } else {
+                "no credentials: the callback panicked"
             };
             assert!(text.contains(expected), "{text}");
         }
@@ -275,19 +276,17 @@ fn reply_that_repeats_the_password_is_not_shown() {
     for port in [renamed.port(), echo.port()] {
         for user in ["", "app"] {
             for by_callback in [false, true] {
-                let password = match by_callback {
-                    true => "",
-                    false => ":s3cret",
-                };
+                let password = if by_callback { "" } else { ":s3cret" };
                 let at = match (user, password) {
                     ("", "") => "",
                     _ => "@",
                 };
                 let url = format!("redis://{user}{password}{at}127.0.0.1:{port}");
                 let builder = Client::builder().url(url).unreachable_for(ms(100));
-                let builder = match by_callback {
-                    true => builder.credentials(|| Ok(Credentials::password("s3cret"))),
-                    false => builder,
+                let builder = if by_callback {
+                    builder.credentials(|| Ok(Credentials::password("s3cret")))
+                } else {
+                    builder
                 };
                 let client = builder.build().unwrap();
                 let error = client.mutex("a").try_lock().unwrap_err();

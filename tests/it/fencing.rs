@@ -274,9 +274,10 @@ fn assert_expiry_after(server: &Server, kind: &str, key: &str, grant: &Grant) {
             Some(fence) if fence > now && !kind.contains("quorum") => 1_000_000,
             _ => 0,
         };
-        let expected = match is_kept {
-            true => 1..=100_000,
-            false => ahead + 89_900_000..=ahead + 90_000_000,
+        let expected = if is_kept {
+            1..=100_000
+        } else {
+            ahead + 89_900_000..=ahead + 90_000_000
         };
         let left = server.pttl(key);
         assert!(

@@ -58,9 +58,10 @@ fn renewals(recorder: &Recorder) -> Vec<(String, usize)> {
             return None;
         }
         let name = exchange.request.name();
-        let leases = match name.ends_with("_many") {
-            true => exchange.request.args().len() - 1,
-            false => 1,
+        let leases = if name.ends_with("_many") {
+            exchange.request.args().len() - 1
+        } else {
+            1
         };
         SCRIPTS.contains(&&*name).then_some((name, leases))
     };

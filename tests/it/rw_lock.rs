@@ -675,9 +675,10 @@ fn forced_release_ends_the_leases_of_all_readers() {
         let server = Server::start();
         let (lock, operator) = (rw(&server), server.client());
         let readers = [(); 2].map(|()| lock.read().unwrap());
-        let forced = match plain {
-            true => operator.mutex("a").force_unlock(),
-            false => operator.rw_lock("a").force_unlock(),
+        let forced = if plain {
+            operator.mutex("a").force_unlock()
+        } else {
+            operator.rw_lock("a").force_unlock()
         };
         assert!(forced.unwrap());
         assert!(!operator.rw_lock("a").force_unlock().unwrap());

@@ -80,9 +80,10 @@ impl Model for Session {
 
     fn call(&mut self, rng: &mut SmallRng, loses: bool) -> Ended {
         let of = rng.random_range(0..self.locks.len());
-        let kind = match self.held.len() < MOST_HELD {
-            true => rng.random_range(0..10),
-            false => 9,
+        let kind = if self.held.len() < MOST_HELD {
+            rng.random_range(0..10)
+        } else {
+            9
         };
         match kind {
             kind @ 0..6 => {
@@ -142,9 +143,10 @@ impl Session {
 
     fn read(&mut self, of: usize, waits: bool, loses: bool) -> Ended {
         let lock = &self.locks[of];
-        let guard = match waits {
-            true => lock.try_read_for(ms(10)),
-            false => lock.try_read(),
+        let guard = if waits {
+            lock.try_read_for(ms(10))
+        } else {
+            lock.try_read()
         };
         let ended = ended(&guard, waits);
         match guard {
@@ -163,9 +165,10 @@ impl Session {
 
     fn write(&mut self, of: usize, waits: bool, loses: bool) -> Ended {
         let lock = &self.locks[of];
-        let guard = match waits {
-            true => lock.try_write_for(ms(10)),
-            false => lock.try_write(),
+        let guard = if waits {
+            lock.try_write_for(ms(10))
+        } else {
+            lock.try_write()
         };
         let ended = ended(&guard, waits);
         match guard {

@@ -118,9 +118,10 @@ impl<const N: u32> Session<N> {
 
     fn acquire(&mut self, semaphore: &Semaphore, fits: bool, waits: bool, loses: bool) -> Ended {
         let semaphore = semaphore.clone().ttl(ms(120_000));
-        let permit = match waits {
-            true => semaphore.try_acquire_for(ms(10)),
-            false => semaphore.try_acquire(),
+        let permit = if waits {
+            semaphore.try_acquire_for(ms(10))
+        } else {
+            semaphore.try_acquire()
         };
         let ended = ended(&permit, waits);
         match permit {

@@ -244,9 +244,10 @@ fn files_are_read_again_for_each_connection() {
         close();
         let text = client.mutex("a").try_lock().unwrap_err().to_string();
         // The idle connection is closed, which may cost one attempt.
-        match text.contains("closed") || text.contains("end of file") {
-            true => client.mutex("a").try_lock().unwrap_err().to_string(),
-            false => text,
+        if text.contains("closed") || text.contains("end of file") {
+            client.mutex("a").try_lock().unwrap_err().to_string()
+        } else {
+            text
         }
     };
     // The key is replaced a moment later than the certificate.

@@ -100,10 +100,11 @@ pub unsafe extern "C" fn getaddrinfo(
     hints: *const addrinfo,
     found: *mut *mut addrinfo,
 ) -> c_int {
-    let host = match node.is_null() {
-        true => None,
+    let host = if node.is_null() {
+        None
+    } else {
         // SAFETY: a node that is not null is a C string.
-        false => unsafe { CStr::from_ptr(node) }.to_str().ok(),
+        unsafe { CStr::from_ptr(node) }.to_str().ok()
     };
     let Some(answer) = host.and_then(answer_for) else {
         // SAFETY: the arguments are those of this call.

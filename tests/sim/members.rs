@@ -107,9 +107,10 @@ impl World {
             beliefs: Beliefs::none(sentinels.len()),
             late: Vec::new(),
             master: MASTER,
-            fails_over_at: match random.chance(500) {
-                true => 5_000 + random.below(60_000),
-                false => u64::MAX,
+            fails_over_at: if random.chance(500) {
+                5_000 + random.below(60_000)
+            } else {
+                u64::MAX
             },
             is_window: false,
             sentinels,

@@ -181,9 +181,10 @@ impl Harmed {
         let mut dead = Vec::new();
         for child in children.split_off(children.len() - victims) {
             self.processes.insert(child.id().to_string());
-            match pauses && random.random() {
-                true => stopped.push(child),
-                false => dead.push(child),
+            if pauses && random.random() {
+                stopped.push(child)
+            } else {
+                dead.push(child)
             }
         }
         for child in &mut dead {

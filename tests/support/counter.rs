@@ -70,9 +70,10 @@ impl Counters {
 /// Returns a client whose calls do not fail because this machine is slow.
 fn client(urls: &str) -> Client {
     let builder = Client::builder();
-    let builder = match urls.contains(' ') {
-        true => builder.quorum(urls.split(' ')),
-        false => builder.url(urls),
+    let builder = if urls.contains(' ') {
+        builder.quorum(urls.split(' '))
+    } else {
+        builder.url(urls)
     };
     let patient = builder.connect_timeout(PATIENCE).command_timeout(PATIENCE);
     patient.build().expect("the URLs are valid")

@@ -78,9 +78,10 @@ impl Sentinels {
     pub fn start(setup: Setup) -> Self {
         let permit = Some(Permit::take(permit::SENTINELS));
         let tls_port = port::free();
-        let data = match setup.tls {
-            false => Replicas::start(setup.replicas),
-            true => Replicas::master_only(tls_server(tls_port, "server")),
+        let data = if !setup.tls {
+            Replicas::start(setup.replicas)
+        } else {
+            Replicas::master_only(tls_server(tls_port, "server"))
         };
         for server in data.servers() {
             // `requirepass` comes last: after it, the server refuses commands without a password.
@@ -91,9 +92,10 @@ impl Sentinels {
                 }
             }
         }
-        let master = match setup.tls {
-            false => data.master().port(),
-            true => tls_port,
+        let master = if !setup.tls {
+            data.master().port()
+        } else {
+            tls_port
         };
         let sentinels = (0..SENTINELS)
             .map(|_| Sentinel::start(master, &setup))
@@ -110,9 +112,10 @@ impl Sentinels {
         let all = || (0..SENTINELS).all(|n| this.is_ready(n));
         eventually(ms(30_000), all);
         // A sentinel turns a former master into a replica once it has published four times.
-        this.set_periods(match setup.down_after < STEADY {
-            true => ["500", "1000"],
-            false => ["2000", "10000"],
+        this.set_periods(if setup.down_after < STEADY {
+            ["500", "1000"]
+        } else {
+            ["2000", "10000"]
         });
         this
     }

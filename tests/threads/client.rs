@@ -118,9 +118,10 @@ impl World {
         let is_listening = client.heard.lock().subscribed.contains(&client.inbox());
         let inbox = Inbox {
             channel: client.inbox(),
-            reached: match is_listening {
-                true => Reached::WhileListening,
-                false => Reached::Soon,
+            reached: if is_listening {
+                Reached::WhileListening
+            } else {
+                Reached::Soon
             },
         };
         let mut server = self.server.lock();

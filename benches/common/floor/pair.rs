@@ -55,9 +55,10 @@ impl Named {
             release: Script::new(release),
             fence: format!("leasehold:fence:{{{lock}}}"),
             // Only a script that uses the queue reads KEYS[4].
-            further_keys: match release.contains("KEYS[4]") {
-                true => queue_keys(&lock)[1..].to_vec(),
-                false => Vec::new(),
+            further_keys: if release.contains("KEYS[4]") {
+                queue_keys(&lock)[1..].to_vec()
+            } else {
+                Vec::new()
             },
             channel: channel(name),
             lock,

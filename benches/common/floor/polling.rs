@@ -82,9 +82,10 @@ impl Poller {
 
     /// Runs a section with a permit or as a reader, or else as a writer.
     pub fn run(&mut self, writes: bool, section: impl FnOnce()) {
-        let [acquire, release] = match writes {
-            true => &self.exclusive,
-            false => &self.shared,
+        let [acquire, release] = if writes {
+            &self.exclusive
+        } else {
+            &self.shared
         };
         let id = fresh_id();
         let mut attempt = acquire.key(&Self::KEYS);

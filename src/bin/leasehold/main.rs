@@ -111,8 +111,11 @@ fn act(cli: Cli) -> u8 {
         Action::Completions { shell } => generated::completions(shell),
         Action::Man { command } => generated::man(command.as_deref()),
     };
-    outcome.unwrap_or_else(|failure| match connection.is_default() {
-        true => failure.of_default_server().print(),
-        false => failure.print(),
+    outcome.unwrap_or_else(|failure| {
+        if connection.is_default() {
+            failure.of_default_server().print()
+        } else {
+            failure.print()
+        }
     })
 }

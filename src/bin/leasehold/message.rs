@@ -97,9 +97,10 @@ pub(crate) fn shorten_flush() {
 
 /// Waits until all messages are printed, for a limited time.
 pub(crate) fn flush() {
-    let limit = match IS_SIGNALLED.load(Ordering::Relaxed) {
-        true => FLUSH_AFTER_SIGNAL,
-        false => FLUSH_LIMIT,
+    let limit = if IS_SIGNALLED.load(Ordering::Relaxed) {
+        FLUSH_AFTER_SIGNAL
+    } else {
+        FLUSH_LIMIT
     };
     if let Some(printer) = PRINTER.get() {
         let (done, is_done) = bounded(0);

@@ -41,9 +41,12 @@ pub(crate) fn find(name: &OsStr) -> Option<PathBuf> {
         return Some(name.into()).filter(is_program);
     }
     let path = env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
-    let files = env::split_paths(&path).map(|directory| match directory.as_os_str().is_empty() {
-        true => Path::new(".").join(name),
-        false => directory.join(name),
+    let files = env::split_paths(&path).map(|directory| {
+        if directory.as_os_str().is_empty() {
+            Path::new(".").join(name)
+        } else {
+            directory.join(name)
+        }
     });
     files.into_iter().find(is_program)
 }

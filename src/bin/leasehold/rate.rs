@@ -54,9 +54,10 @@ impl Rates {
         let span = last.duration_since(*first).as_secs_f64();
         let changed = self.names.get(name).map(|history| history.changed.iter());
         let changes = changed.into_iter().flatten().filter(|changed| **changed);
-        match span > 0.0 {
-            true => changes.count() as f64 / span,
-            false => 0.0,
+        if span > 0.0 {
+            changes.count() as f64 / span
+        } else {
+            0.0
         }
     }
 

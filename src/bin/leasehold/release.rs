@@ -46,9 +46,10 @@ pub(crate) fn release(
     let first = signalled.then(time::Instant::now);
     background::wait_for(&released, signals, first).unwrap_or_else(|| {
         // The lease was valid until the command ended, so the command has succeeded.
-        let latest = match min_hold.is_zero() {
-            true => "the ttl",
-            false => "the ttl or --min-hold",
+        let latest = if min_hold.is_zero() {
+            "the ttl"
+        } else {
+            "the ttl or --min-hold"
         };
         say(&format!(
             "the release was not confirmed before a signal: the lock is free after {latest} at the \

@@ -128,9 +128,10 @@ fn run_under(
 }
 
 fn job(args: &Run) -> io::Result<Box<dyn CommandJob>> {
-    Ok(match args.foreground {
-        true => Box::new(Foreground::start()?),
-        false => Box::new(ProcessGroup::start()?),
+    Ok(if args.foreground {
+        Box::new(Foreground::start()?)
+    } else {
+        Box::new(ProcessGroup::start()?)
     })
 }
 

@@ -77,9 +77,12 @@ fn catch(children: Option<i32>) -> io::Result<Receiver<i32>> {
     let forwarded = FORWARDED.into_iter().filter(|&signal| caught(signal));
     let mut signals = Signals::new(forwarded.chain(children))?;
     let mut repeats = Repeats::default();
-    let mut received = move |signal| match repeats.is_repeat(signal, Instant::now()) {
-        true => Ok(()),
-        false => sender.send(signal),
+    let mut received = move |signal| {
+        if repeats.is_repeat(signal, Instant::now()) {
+            Ok(())
+        } else {
+            sender.send(signal)
+        }
     };
     // Fails when this process no longer handles signals.
     let listen = move || signals.forever().try_for_each(&mut received);

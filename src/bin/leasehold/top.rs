@@ -24,9 +24,10 @@ const FIRST_SCAN: Duration = Duration::from_secs(1);
 pub(crate) fn top(connection: &ConnectionArgs, args: &Top) -> Result<u8, Failure> {
     let screen = Screen::new(args);
     // A signal must not end this process before the terminal is restored.
-    let signals = match matches!(screen, Screen::Terminal { .. }) || is_process_1() {
-        true => signals().map_err(|error| Failure::system("cannot catch signals", &error))?,
-        false => never(),
+    let signals = if matches!(screen, Screen::Terminal { .. }) || is_process_1() {
+        signals().map_err(|error| Failure::system("cannot catch signals", &error))?
+    } else {
+        never()
     };
     let client = connection.client()?;
     let prefix = args.prefix.as_bytes().to_vec();

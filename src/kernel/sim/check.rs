@@ -112,9 +112,10 @@ impl World {
             }
             // P12.
             let handed = token.value() - lease.run.first().value();
-            let most = match lease.run.is_granted_in_queue() {
-                true => self.plan.handoffs.div_ceil(4),
-                false => self.plan.handoffs,
+            let most = if lease.run.is_granted_in_queue() {
+                self.plan.handoffs.div_ceil(4)
+            } else {
+                self.plan.handoffs
             };
             if handed > u64::from(most) {
                 let text = format!("{:?} is handed off {handed} times", lease.id);
@@ -163,12 +164,11 @@ impl World {
         let [looked, about] = take_counts();
         let threads = self.plan.clients * self.plan.threads;
         let most = STEPS_FOR_EACH * (about + 1 + threads.ilog2() as usize);
-        match looked <= most {
-            true => Ok(()),
-            false => {
-                let text = format!("{looked} looks for {about} of {threads} calls, not {most}");
-                Err(self.violation("P13", text))
-            }
+        if looked <= most {
+            Ok(())
+        } else {
+            let text = format!("{looked} looks for {about} of {threads} calls, not {most}");
+            Err(self.violation("P13", text))
         }
     }
 
@@ -369,9 +369,10 @@ impl World {
     /// P3: a free lock is not idle while a call waits for it.
     fn check_idle(&mut self, key: &[u8]) -> Checked {
         let data = &self.server.data[key];
-        let is_free = match data.permits.is_empty() {
-            true => data.end().is_none_or(|end| end <= self.server_now()),
-            false => false,
+        let is_free = if data.permits.is_empty() {
+            data.end().is_none_or(|end| end <= self.server_now())
+        } else {
+            false
         };
         let is_unknown = data
             .lock

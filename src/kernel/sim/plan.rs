@@ -279,10 +279,7 @@ impl Plan {
             };
             let has_sets = self.kinds.contains(&Kind::PlainSet);
             let is_calm = self.backoff == 0 && !has_sets && self.faults.iter().all(is_hang);
-            return match is_calm {
-                true => 5_000 * MS,
-                false => 8_000 * MS,
-            };
+            return if is_calm { 5_000 * MS } else { 8_000 * MS };
         }
         let is_set = |kind: &Kind| matches!(kind, Kind::Set | Kind::SlotSet(_));
         if self.kinds.iter().any(is_set) || self.family == Family::Sets {
@@ -318,9 +315,10 @@ pub(super) fn plan(family: Family, seed: u64) -> Plan {
         return super::quorum::plan::plan(seed);
     }
     let mut rng = Rng(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ (family as u64 * 77 + 5));
-    let clients = match rng.chance(150) {
-        true => 1,
-        false => rng.range(2, 5) as usize,
+    let clients = if rng.chance(150) {
+        1
+    } else {
+        rng.range(2, 5) as usize
     };
     let threads = rng.range(1, 4) as usize;
     let mut kinds = match rng.below(5) {
@@ -406,10 +404,7 @@ pub(super) fn plan(family: Family, seed: u64) -> Plan {
     }
     if family == Family::Crowd {
         // All of them in one client, or half of them in each of two.
-        (plan.clients, plan.threads) = match rng.chance(500) {
-            true => (1, 400),
-            false => (2, 200),
-        };
+        (plan.clients, plan.threads) = if rng.chance(500) { (1, 400) } else { (2, 200) };
         plan.kinds = match rng.below(5) {
             0 => vec![Kind::Fair],
             1 => vec![Kind::Permits(1), Kind::Permits(2)],
@@ -500,9 +495,10 @@ fn faults(plan: &Plan, rng: &mut Rng) -> Vec<(Time, Fault)> {
             let client = rng.below(plan.clients as u64) as usize;
             let thread = rng.below(plan.threads as u64) as usize;
             let at = rng.range(MS, 1_000 * MS);
-            let fault = match rng.chance(300) {
-                true => Fault::Panic(client, thread),
-                false => Fault::Cancel(client, thread),
+            let fault = if rng.chance(300) {
+                Fault::Panic(client, thread)
+            } else {
+                Fault::Cancel(client, thread)
             };
             faults.push((at, fault));
         }

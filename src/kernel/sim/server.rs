@@ -270,9 +270,10 @@ impl Server {
     pub(super) fn take_messages(&mut self) -> Vec<(usize, Message)> {
         let read = |(client, channel, payload): (u64, Vec<u8>, Vec<u8>)| {
             let client = client as usize;
-            let message = match channel == inbox_of(client) {
-                true => Message::Inbox(payload),
-                false => Message::Released(channel, payload),
+            let message = if channel == inbox_of(client) {
+                Message::Inbox(payload)
+            } else {
+                Message::Released(channel, payload)
             };
             (client, message)
         };

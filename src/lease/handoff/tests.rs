@@ -229,9 +229,10 @@ fn lease_whose_key_may_outlast_the_ttl_is_not_handed_off() {
     for is_sent in [true, false] {
         let mut lease = lease(&TERMS);
         let before = lease.set_ttl(at(1), ms(3_600_000)).unwrap();
-        match is_sent {
-            true => lease.unanswered(at(2), ms(3_600_000)),
-            false => lease.ttl_not_set(at(2), before),
+        if is_sent {
+            lease.unanswered(at(2), ms(3_600_000))
+        } else {
+            lease.ttl_not_set(at(2), before)
         }
         let request = lease.begin_full_renewal(at(3)).unwrap();
         lease.confirmed(at(3), at(4), request);

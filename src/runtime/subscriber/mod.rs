@@ -350,9 +350,10 @@ impl Subscriber {
     /// either case if that server replicates to the one to which this client is subscribed.
     fn note_receivers(&self, is_heard: bool) {
         let mut state = self.state.lock();
-        state.unheard = match state.up && !is_heard {
-            true => state.unheard.saturating_add(1),
-            false => 0,
+        state.unheard = if state.up && !is_heard {
+            state.unheard.saturating_add(1)
+        } else {
+            0
         };
     }
 }

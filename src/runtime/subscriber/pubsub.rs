@@ -102,18 +102,20 @@ impl PubSub {
             }
             return Ok(Some(received));
         }
-        match self.unanswered > 0 && Instant::now() >= self.answer_by {
-            true => Err(format!("no reply in {:?}", self.timeout)),
-            false => Ok(None),
+        if self.unanswered > 0 && Instant::now() >= self.answer_by {
+            Err(format!("no reply in {:?}", self.timeout))
+        } else {
+            Ok(None)
         }
     }
 
     /// Returns when [`next`](Self::next) must be called, although nothing has arrived.
     pub(super) fn due(&self) -> Instant {
         let message_due = self.connection.message_due();
-        match self.is_answered() {
-            true => message_due,
-            false => message_due.min(self.answer_by),
+        if self.is_answered() {
+            message_due
+        } else {
+            message_due.min(self.answer_by)
         }
     }
 }

@@ -95,9 +95,10 @@ impl Keyspace {
             least if least < 0 => args.len() >= least.unsigned_abs(),
             exact => args.len() == exact.unsigned_abs(),
         };
-        let outcome = match is_complete {
-            true => run(self, args),
-            false => Err(args::wrong_number(name)),
+        let outcome = if is_complete {
+            run(self, args)
+        } else {
+            Err(args::wrong_number(name))
         };
         outcome.unwrap_or_else(Reply::Error)
     }

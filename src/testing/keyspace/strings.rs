@@ -44,12 +44,11 @@ pub(super) fn set(keyspace: &mut Keyspace, args: &[Vec<u8>]) -> Outcome {
         Some((unit, number)) => Some(end_of(unit, number, keyspace.now_ms())?),
         None => None,
     };
-    let reply = match options.replies_old {
-        true => {
-            let old: Option<&mut StringValue> = keyspace.find(key)?;
-            Reply::Bulk(old.cloned())
-        }
-        false => Reply::OK,
+    let reply = if options.replies_old {
+        let old: Option<&mut StringValue> = keyspace.find(key)?;
+        Reply::Bulk(old.cloned())
+    } else {
+        Reply::OK
     };
     let end = match keyspace.entry(key) {
         Some(_) if options.only_if_absent => {

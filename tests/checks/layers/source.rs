@@ -46,12 +46,13 @@ fn skipped(rest: &str, before: &str) -> usize {
     if let Some(character) = rest.strip_prefix('\'') {
         // A quote that begins no character literal begins a lifetime.
         let mut chars = character.char_indices().skip(1);
-        return match character.starts_with('\\') {
-            true => until("'", 3),
-            false => match chars.next() {
+        return if character.starts_with('\\') {
+            until("'", 3)
+        } else {
+            match chars.next() {
                 Some((at, '\'')) => at + 2,
                 _ => 0,
-            },
+            }
         };
     }
     0
@@ -81,9 +82,10 @@ pub(crate) fn without_tests(plain: &str) -> String {
         return plain.to_owned();
     };
     let item = rest.trim_start();
-    let tests = match begins_tests(item.lines().next().unwrap_or_default()) {
-        true => closing_brace(item).map_or(item, |at| &item[..=at]),
-        false => "",
+    let tests = if begins_tests(item.lines().next().unwrap_or_default()) {
+        closing_brace(item).map_or(item, |at| &item[..=at])
+    } else {
+        ""
     };
     format!("{code}{}", without_tests(&item[tests.len()..]))
 }

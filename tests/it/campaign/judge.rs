@@ -181,9 +181,12 @@ fn older_tokens(holds: &[&HeldPeriod], excused: &[Excused]) -> Vec<String> {
                 newest_written = written.max_by_key(|it| it.token);
             }
         }
-        let is_older = |before: &&HeldPeriod| match hold.reads() {
-            true => hold.token < before.token,
-            false => hold.token <= before.token,
+        let is_older = |before: &&HeldPeriod| {
+            if hold.reads() {
+                hold.token < before.token
+            } else {
+                hold.token <= before.token
+            }
         };
         let before = if hold.reads() { newest_written } else { newest };
         if let Some(before) = before.filter(is_older).filter(|_| hold.is_judged(excused)) {

@@ -60,9 +60,10 @@ fn password_file_is_read_again_while_the_command_runs() {
         set_password("first");
         let mut command = program(&url);
         command.args(["run", "a", "--ttl", "900ms"]);
-        match by_option {
-            true => command.arg("--password-file").arg(&file),
-            false => command.env("REDIS_PASSWORD_FILE", &file),
+        if by_option {
+            command.arg("--password-file").arg(&file)
+        } else {
+            command.env("REDIS_PASSWORD_FILE", &file)
         };
         let script = format!(
             "echo up; until [ -e {} ]; do sleep 0.05; done",

@@ -226,9 +226,10 @@ fn stop_that_was_continued_stops_no_program() {
     let server = Server::start();
     let _guard = hold(&server);
     let start = |as_leader: bool| {
-        let mut command = match as_leader {
-            true => Command::new("setsid"),
-            false => Command::new("env"),
+        let mut command = if as_leader {
+            Command::new("setsid")
+        } else {
+            Command::new("env")
         };
         // The session of an aborted test does not end its own.
         command.args([PROGRAM, "run", "a", "--wait", "60s", "--", "true"]);

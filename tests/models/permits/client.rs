@@ -28,9 +28,10 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
         }
         match client.call {
             Call::Out if client.entries < rules.entries => {
-                let entry = match rules.has(Flaw::IdUsedTwice) {
-                    true => 0,
-                    false => client.entries,
+                let entry = if rules.has(Flaw::IdUsedTwice) {
+                    0
+                } else {
+                    client.entries
                 };
                 let id = Id {
                     client: self.n,
@@ -86,9 +87,10 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
 
     /// Whether the client may refresh or renew now.
     fn may_call(&self) -> bool {
-        match self.rules.is_prompt {
-            true => !self.client().is_fresh,
-            false => self.client().calls < self.rules.calls,
+        if self.rules.is_prompt {
+            !self.client().is_fresh
+        } else {
+            self.client().calls < self.rules.calls
         }
     }
 

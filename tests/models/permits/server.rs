@@ -128,9 +128,10 @@ impl State {
         if !had_permits || !rules.has(Flaw::SecondRunGrantsNothing) {
             self.grant(rules);
         }
-        match had_permits && !rules.has(Flaw::SecondRunIsQueued) {
-            true => Found::RanBefore,
-            false => Found::Waits,
+        if had_permits && !rules.has(Flaw::SecondRunIsQueued) {
+            Found::RanBefore
+        } else {
+            Found::Waits
         }
     }
 

@@ -112,9 +112,10 @@ fn tick(state: &State, rules: &Rules) -> State {
             call => call,
         };
     }
-    next.stall = match rules.is_prompt && is_stalled(&next, rules) {
-        true => (next.stall + 1).min(50),
-        false => 0,
+    next.stall = if rules.is_prompt && is_stalled(&next, rules) {
+        (next.stall + 1).min(50)
+    } else {
+        0
     };
     next
 }

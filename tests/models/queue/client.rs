@@ -9,9 +9,10 @@ use super::wire::{Command, Tokens};
 impl Client {
     /// How many tokens the client wants: a block if other threads wait.
     pub(super) fn block(self, rules: &Rules) -> u8 {
-        match rules.has_tokens {
-            true => 1 + self.waiting.min(1),
-            false => 0,
+        if rules.has_tokens {
+            1 + self.waiting.min(1)
+        } else {
+            0
         }
     }
 }
@@ -62,9 +63,10 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
             };
             return ids.find(is_unused);
         }
-        let next = match self.rules.has(Flaw::IdUsedTwice) {
-            true => 0,
-            false => usize::from(entries),
+        let next = if self.rules.has(Flaw::IdUsedTwice) {
+            0
+        } else {
+            usize::from(entries)
         };
         ids.nth(next).filter(|_| entries < self.rules.entries)
     }
@@ -74,9 +76,10 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
         let tries = self.rules.tries_first
             && client.kind != Kind::Fair
             && (!client.goes_behind || self.rules.has(Flaw::TriesBeforeOthers));
-        match tries || client.kind == Kind::Broadcast {
-            true => self.send(Command::Acquire, id, Phase::Trying { id, age: 0 }),
-            false => self.send(Command::Enter, id, Phase::Entering { id, age: 0 }),
+        if tries || client.kind == Kind::Broadcast {
+            self.send(Command::Acquire, id, Phase::Trying { id, age: 0 })
+        } else {
+            self.send(Command::Enter, id, Phase::Entering { id, age: 0 })
         }
     }
 
@@ -205,9 +208,10 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
 
     /// Whether a client may refresh or renew now.
     fn may_call(&self, client: Client) -> bool {
-        match self.rules.is_prompt {
-            true => !client.is_fresh,
-            false => client.calls < self.rules.calls,
+        if self.rules.is_prompt {
+            !client.is_fresh
+        } else {
+            client.calls < self.rules.calls
         }
     }
 

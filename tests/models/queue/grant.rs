@@ -51,9 +51,10 @@ impl State {
         let is_reached = |place: &&Place| self.is_reached(**place, refreshed, rules);
         let first = places.clone().find(is_reached);
         let asker = places.clone().find(|place| Some(place.id) == refreshed);
-        let next = match rules.has(Flaw::AskerGoesFirst) {
-            true => asker.or(first),
-            false => first,
+        let next = if rules.has(Flaw::AskerGoesFirst) {
+            asker.or(first)
+        } else {
+            first
         };
         if first != next {
             self.break_promise(Broken::Overtaken);
@@ -76,12 +77,13 @@ impl State {
         self.holder = Some(place.id);
         self.left = GRANT - place.age;
         self.is_provisional = true;
-        let tokens = match rules.has(Flaw::GrantDrawsNoToken) {
-            true => Tokens {
+        let tokens = if rules.has(Flaw::GrantDrawsNoToken) {
+            Tokens {
                 first: self.fence,
                 count: place.block,
-            },
-            false => self.draw(place.block, rules),
+            }
+        } else {
+            self.draw(place.block, rules)
         };
         self.publish(place.id, tokens);
         tokens

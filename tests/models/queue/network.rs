@@ -70,9 +70,10 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
                 | Phase::Entering { id: own, age }
                     if own == id =>
                 {
-                    let age = match rules.has(Flaw::ValidFromTheMessage) {
-                        true => 0,
-                        false => age,
+                    let age = if rules.has(Flaw::ValidFromTheMessage) {
+                        0
+                    } else {
+                        age
                     };
                     if rules.has(Flaw::TakesWhatItWantsNow) {
                         tokens.count = next.clients[owner(id)].block(rules);

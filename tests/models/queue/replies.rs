@@ -88,9 +88,10 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
             client.is_fresh = true;
             match found {
                 Refreshed::Granted(first) => {
-                    let count = match rules.has(Flaw::RefreshGivesABlock) {
-                        true => client.block(rules),
-                        false => u8::from(rules.has_tokens),
+                    let count = if rules.has(Flaw::RefreshGivesABlock) {
+                        client.block(rules)
+                    } else {
+                        u8::from(rules.has_tokens)
                     };
                     next.learn_grant(id, proof, Tokens { first, count }, rules);
                 }

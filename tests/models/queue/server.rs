@@ -51,9 +51,10 @@ impl State {
             return Tokens::default();
         }
         let first = self.fence + 1;
-        self.fence = match rules.has(Flaw::BlockIsNotKept) {
-            true => first,
-            false => self.fence + block,
+        self.fence = if rules.has(Flaw::BlockIsNotKept) {
+            first
+        } else {
+            self.fence + block
         };
         Tokens {
             first,
@@ -68,16 +69,18 @@ impl State {
             self.acquire(id, rules)
         } else if is_ours && !rules.has(Flaw::SecondRunIsQueued) {
             // A lease that ends sooner may be a grant to the id's place: the next refresh tells.
-            match self.left > GRANT {
-                true => Entered::RanBefore,
-                false => Entered::Refused,
+            if self.left > GRANT {
+                Entered::RanBefore
+            } else {
+                Entered::Refused
             }
         } else {
             self.join(id, rules);
             self.grant(None, rules);
-            match is_ours {
-                true => Entered::RanBefore,
-                false => Entered::Refused,
+            if is_ours {
+                Entered::RanBefore
+            } else {
+                Entered::Refused
             }
         };
         self.on_their_way[id].entered = Some(answer);
@@ -92,9 +95,10 @@ impl State {
             id,
             age: 0,
             block: self.on_their_way[id].asked,
-            mark: match is_new && !rules.has(Flaw::NewPlaceIsPassedOver) {
-                true => Mark::New,
-                false => Mark::Listed,
+            mark: if is_new && !rules.has(Flaw::NewPlaceIsPassedOver) {
+                Mark::New
+            } else {
+                Mark::Listed
             },
             has_listener: client.listens == Listens::Here,
         };

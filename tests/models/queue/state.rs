@@ -140,9 +140,12 @@ impl Client {
 
 impl State {
     pub fn new(rules: &Rules) -> Self {
-        let client = |n| match n < rules.clients {
-            true => Client::new(Phase::Out, Listens::Here),
-            false => Client::new(Phase::Dead, Listens::Here),
+        let client = |n| {
+            if n < rules.clients {
+                Client::new(Phase::Out, Listens::Here)
+            } else {
+                Client::new(Phase::Dead, Listens::Here)
+            }
         };
         Self {
             holder: None,

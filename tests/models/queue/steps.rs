@@ -137,9 +137,10 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
             let waits = next.clients.iter().any(|client| client.phase.wants());
             let is_leased = next.holder.is_some() && !next.is_provisional;
             let is_held = is_leased || next.clients.iter().any(|client| client.phase.is_held());
-            next.stall = match rules.is_prompt && waits && !is_held {
-                true => next.stall + 1,
-                false => 0,
+            next.stall = if rules.is_prompt && waits && !is_held {
+                next.stall + 1
+            } else {
+                0
             };
         });
     }

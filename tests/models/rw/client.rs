@@ -187,9 +187,10 @@ impl<F: FnMut(Step, State)> Steps<'_, F> {
         };
         send(as_what == Wants::Read, as_what);
         if rules.downgrades && as_what == Wants::Write {
-            let becomes = match rules.has(Flaw::LateReader) {
-                true => Wants::Write,
-                false => Wants::Read,
+            let becomes = if rules.has(Flaw::LateReader) {
+                Wants::Write
+            } else {
+                Wants::Read
             };
             send(true, becomes);
         }

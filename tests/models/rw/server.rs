@@ -27,9 +27,10 @@ fn join(state: &mut State, rules: &Rules, id: Id, ticks: i8) {
     if rules.has(Flaw::NoFlag) {
         return;
     }
-    state.key = Key::Flag(match rules.has(Flaw::FlagEndsEarly) {
-        true => state.readers[0].1,
-        false => before.max(ticks),
+    state.key = Key::Flag(if rules.has(Flaw::FlagEndsEarly) {
+        state.readers[0].1
+    } else {
+        before.max(ticks)
     });
 }
 
@@ -65,9 +66,10 @@ fn acquire(state: &mut State, rules: &Rules, id: Id, wants: Wants) -> Option<u8>
         return None;
     }
     if !reads {
-        state.fence = match rules.has(Flaw::TokenNotKept) && state.fence == 0 {
-            true => 1,
-            false => state.fence + 1,
+        state.fence = if rules.has(Flaw::TokenNotKept) && state.fence == 0 {
+            1
+        } else {
+            state.fence + 1
         };
         state.displace_readers();
         state.key = Key::Writer(id, TTL);
@@ -84,9 +86,10 @@ fn acquire(state: &mut State, rules: &Rules, id: Id, wants: Wants) -> Option<u8>
 fn renew(state: &mut State, rules: &Rules, id: Id, reads: bool) -> bool {
     match state.key {
         Key::Writer(own, left) if own == id => {
-            match reads {
-                true => join(state, rules, id, TTL.max(left)),
-                false => state.key = Key::Writer(id, TTL),
+            if reads {
+                join(state, rules, id, TTL.max(left))
+            } else {
+                state.key = Key::Writer(id, TTL)
             }
             true
         }

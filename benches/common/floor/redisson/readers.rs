@@ -147,9 +147,10 @@ impl RedissonReaders {
 
     /// Runs a section as a writer if `writes` is true, otherwise as a reader.
     pub fn run(&mut self, writes: bool, section: impl FnOnce()) {
-        let ([acquire, release], id) = match writes {
-            true => (&self.exclusive, format!("{}:write", self.id)),
-            false => (&self.shared, self.id.clone()),
+        let ([acquire, release], id) = if writes {
+            (&self.exclusive, format!("{}:write", self.id))
+        } else {
+            (&self.shared, self.id.clone())
         };
         if self.is_deleting {
             self.connection.recv_response().unwrap();

@@ -91,9 +91,10 @@ impl World {
                 problems.push(format!("{:?} is in no list of leases", it.lease.id));
             }
         }
-        match problems.is_empty() {
-            true => Ok(()),
-            false => Err(self.violation("P6", format!("c{client}: {problems:?}"))),
+        if problems.is_empty() {
+            Ok(())
+        } else {
+            Err(self.violation("P6", format!("c{client}: {problems:?}")))
         }
     }
 }

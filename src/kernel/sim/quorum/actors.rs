@@ -97,9 +97,10 @@ impl World {
         let is_closed = std::mem::take(&mut pipe.is_closed);
         if is_late || is_closed || now >= pipe.dial_by {
             let was_up = pipe.link == Link::Up;
-            pipe.link = match was_up && !is_late {
-                true => Link::Connecting,
-                false => Link::Down,
+            pipe.link = if was_up && !is_late {
+                Link::Connecting
+            } else {
+                Link::Down
             };
             (pipe.dial_at, pipe.dial_by) = (now, NEVER);
             if !was_up {

@@ -294,9 +294,10 @@ impl World {
         let kernel = &self.clients[client].kernel;
         let parked = self.parked(client).map(|(_, call)| call);
         let problems = table_problems(kernel, &self.names, parked);
-        match problems.is_empty() {
-            true => Ok(()),
-            false => Err(self.violation("P6", format!("c{client}: {problems:?}"))),
+        if problems.is_empty() {
+            Ok(())
+        } else {
+            Err(self.violation("P6", format!("c{client}: {problems:?}")))
         }
     }
 

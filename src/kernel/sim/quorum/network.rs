@@ -90,9 +90,10 @@ impl World {
             self.event(noticed.max(last_down), Event::Closed(n));
         }
         // What is under way arrives late.
-        let late = match self.net.chance(400) {
-            true => self.net.below(2_000 * MS),
-            false => 0,
+        let late = if self.net.chance(400) {
+            self.net.below(2_000 * MS)
+        } else {
+            0
         };
         if late > 0 {
             let items = self.conns[n].up.len();
@@ -132,9 +133,10 @@ impl World {
                 }
             }
             Event::Timer(client, actor, no) => {
-                match self.timers.get(&(client, actor)) == Some(&no) {
-                    true => self.handle(Event::Run(client, actor)),
-                    false => Ok(()),
+                if self.timers.get(&(client, actor)) == Some(&no) {
+                    self.handle(Event::Run(client, actor))
+                } else {
+                    Ok(())
                 }
             }
             Event::Up(n) => {

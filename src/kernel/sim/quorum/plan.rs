@@ -30,10 +30,7 @@ pub(in crate::kernel::sim) fn plan(seed: u64) -> Plan {
         faults: Vec::new(),
         low: low_bound(seed),
     };
-    let number = match rng.chance(150) {
-        true => 0,
-        false => rng.range(1, 14),
-    };
+    let number = if rng.chance(150) { 0 } else { rng.range(1, 14) };
     for _ in 0..number {
         let at = rng.range(MS, 4_000 * MS);
         let fault = fault(&plan, &mut rng);

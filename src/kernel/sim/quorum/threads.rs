@@ -53,8 +53,8 @@ impl World {
                 lease,
                 token,
                 until,
-            } => match self.now < until {
-                true => {
+            } => {
+                if self.now < until {
                     caller.state = State::Holding {
                         lease,
                         token,
@@ -62,9 +62,10 @@ impl World {
                     };
                     self.timer(client, actor, until);
                     Ok(())
+                } else {
+                    self.holding(client, thread, lease, token)
                 }
-                false => self.holding(client, thread, lease, token),
-            },
+            }
             State::Operating {
                 lease,
                 token,
@@ -85,18 +86,17 @@ impl World {
                 }
                 let renewed = matches!(*cell.result.lock(), Some(Ok(())));
                 lease.cancel(&cell);
-                match unlocks {
-                    true => self.unlock(client, thread, lease, token, renewed),
-                    false => {
-                        let until = self.now + 100;
-                        caller.state = State::Holding {
-                            lease,
-                            token,
-                            until,
-                        };
-                        self.timer(client, actor, until);
-                        Ok(())
-                    }
+                if unlocks {
+                    self.unlock(client, thread, lease, token, renewed)
+                } else {
+                    let until = self.now + 100;
+                    caller.state = State::Holding {
+                        lease,
+                        token,
+                        until,
+                    };
+                    self.timer(client, actor, until);
+                    Ok(())
                 }
             }
             State::Releasing { lease, cell, by } => {
@@ -164,12 +164,11 @@ impl World {
         let renews = !rng.chance(80);
         let ttl = if rng.chance(60) { ttl * 3 / 2 } else { ttl };
         let ttl = Duration::from_micros(ttl / MS * MS);
-        let lock = match self.is_set(client, thread) {
-            true => {
-                let without = Some(name).filter(|_| self.plan.names > 2);
-                self.set_of(client, without)
-            }
-            false => self.lock_of(client, name),
+        let lock = if self.is_set(client, thread) {
+            let without = Some(name).filter(|_| self.plan.names > 2);
+            self.set_of(client, without)
+        } else {
+            self.lock_of(client, name)
         };
         CallTerms {
             lock,
@@ -181,9 +180,10 @@ impl World {
                 linger: Duration::ZERO,
                 handoffs,
             },
-            wait: match is_once {
-                true => Wait::Once,
-                false => Wait::Queue(policy),
+            wait: if is_once {
+                Wait::Once
+            } else {
+                Wait::Queue(policy)
             },
             deadline: time_at(deadline),
             holder: Holder {
@@ -275,9 +275,10 @@ impl World {
 
     fn idle(&mut self, client: usize, thread: usize) {
         let caller = &mut self.clients[client].callers[thread];
-        let pause = match caller.rng.chance(500) {
-            true => 0,
-            false => caller.rng.below(5 * MS),
+        let pause = if caller.rng.chance(500) {
+            0
+        } else {
+            caller.rng.below(5 * MS)
         };
         caller.state = State::Idle(self.now + pause);
     }
@@ -287,9 +288,10 @@ impl World {
         let mut fx = Effects::default();
         let now = time_at(self.now);
         let caller = &mut self.clients[client].callers[thread];
-        let step = match std::mem::take(&mut caller.is_cancelled) {
-            true => Step::Done(call.leave(&kernel, Failure::Cancelled, now, &mut fx)),
-            false => call.woken(&kernel, now, &mut fx),
+        let step = if std::mem::take(&mut caller.is_cancelled) {
+            Step::Done(call.leave(&kernel, Failure::Cancelled, now, &mut fx))
+        } else {
+            call.woken(&kernel, now, &mut fx)
         };
         if let Step::Park(until) = step {
             self.clients[client].callers[thread].state = State::Parked(call);

@@ -118,17 +118,16 @@ impl World {
         if unlocks && !lease.is_open() {
             self.note_own_end(client, &*lease.lock);
         }
-        match unlocks {
-            true => self.unlock(client, thread, lease, token, renewed),
-            false => {
-                let rng = &mut self.clients[client].callers[thread].rng;
-                let more = match self.plan.family {
-                    Family::ShortTtl => rng.range(100, 600 * MS),
-                    _ => 100,
-                };
-                let until = self.now + more;
-                self.holding(client, thread, lease, token, until)
-            }
+        if unlocks {
+            self.unlock(client, thread, lease, token, renewed)
+        } else {
+            let rng = &mut self.clients[client].callers[thread].rng;
+            let more = match self.plan.family {
+                Family::ShortTtl => rng.range(100, 600 * MS),
+                _ => 100,
+            };
+            let until = self.now + more;
+            self.holding(client, thread, lease, token, until)
         }
     }
 
@@ -317,9 +316,10 @@ impl World {
 
     pub(super) fn idle(&mut self, client: usize, thread: usize) {
         let caller = &mut self.clients[client].callers[thread];
-        let pause = match caller.rng.chance(500) {
-            true => 0,
-            false => caller.rng.below(5 * MS),
+        let pause = if caller.rng.chance(500) {
+            0
+        } else {
+            caller.rng.below(5 * MS)
         };
         caller.state = State::Idle(self.now + pause);
     }
@@ -369,14 +369,15 @@ impl World {
         let kernel = Arc::clone(&self.clients[client].kernel);
         let mut fx = Effects::default();
         let caller = &mut self.clients[client].callers[thread];
-        let step = match std::mem::take(&mut caller.is_cancelled) {
-            true => Step::Done(call.leave(
+        let step = if std::mem::take(&mut caller.is_cancelled) {
+            Step::Done(call.leave(
                 &kernel,
                 Failure::Cancelled,
                 self.clocks[client].at(self.now),
                 &mut fx,
-            )),
-            false => call.woken(&kernel, self.clocks[client].at(self.now), &mut fx),
+            ))
+        } else {
+            call.woken(&kernel, self.clocks[client].at(self.now), &mut fx)
         };
         if let Step::Park(until) = step {
             let until = self.clocks[client].time_of(until);

@@ -89,9 +89,10 @@ impl World {
             let noticed = self.now + self.net.range(50, 2_000);
             self.event(noticed.max(last_down), Event::Closed(n));
         }
-        let late = match self.net.chance(300) {
-            true => self.net.below(3_000 * MS),
-            false => 500,
+        let late = if self.net.chance(300) {
+            self.net.below(3_000 * MS)
+        } else {
+            500
         };
         self.event(last_up.max(self.now) + late, Event::ServerClosed(n));
     }
@@ -113,9 +114,10 @@ impl World {
     }
 
     pub(super) fn mark(&self, client: usize) -> Reached {
-        match self.clients[client].sub.was_live {
-            true => Reached::WhileListening,
-            false => Reached::Soon,
+        if self.clients[client].sub.was_live {
+            Reached::WhileListening
+        } else {
+            Reached::Soon
         }
     }
 
@@ -138,13 +140,14 @@ impl World {
                 }
             }
             Event::Timer(client, actor, no) => {
-                match self
+                if self
                     .timers
                     .get(&(client, actor))
                     .is_some_and(|it| it.0 == no)
                 {
-                    true => self.handle(Event::Run(client, actor)),
-                    false => Ok(()),
+                    self.handle(Event::Run(client, actor))
+                } else {
+                    Ok(())
                 }
             }
             Event::Up(n) => {

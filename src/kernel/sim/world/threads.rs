@@ -168,9 +168,10 @@ impl World {
             let unwritten = pipe.conn.map_or(0, |n| self.conns[n].unwritten);
             let written = pipe.sent.len().saturating_sub(unwritten);
             for (at, (ticket, sent, _)) in pipe.sent.drain(..).enumerate() {
-                let fault = match at < written {
-                    true => unknown(),
-                    false => fault::Fault::NotRun(Cause::text("half of it was written")),
+                let fault = if at < written {
+                    unknown()
+                } else {
+                    fault::Fault::NotRun(Cause::text("half of it was written"))
                 };
                 ends.push((ticket, sent, Err(fault)));
             }

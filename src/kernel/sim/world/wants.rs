@@ -35,20 +35,21 @@ pub(in crate::kernel::sim) fn how_it_waits(
         (false, true) => now + rng.range(5 * MS, 3_000 * MS),
         (false, false) => NEVER,
     };
-    let policy = match rng.chance(share) {
-        true => {
-            let base = Duration::from_millis(rng.range(1, 40));
-            let backoff = Backoff::new(base, base * 20);
-            WaitPolicy::Backoff(match rng.chance(300) {
-                true => backoff.attempts(rng.range(1, 6) as u32),
-                false => backoff,
-            })
-        }
-        false => WaitPolicy::Wake,
+    let policy = if rng.chance(share) {
+        let base = Duration::from_millis(rng.range(1, 40));
+        let backoff = Backoff::new(base, base * 20);
+        WaitPolicy::Backoff(if rng.chance(300) {
+            backoff.attempts(rng.range(1, 6) as u32)
+        } else {
+            backoff
+        })
+    } else {
+        WaitPolicy::Wake
     };
-    let max_hold = match rng.chance(40) {
-        true => Duration::from_millis(rng.range(5, 300)),
-        false => Duration::MAX,
+    let max_hold = if rng.chance(40) {
+        Duration::from_millis(rng.range(5, 300))
+    } else {
+        Duration::MAX
     };
     (is_once, deadline, policy, max_hold)
 }
@@ -106,9 +107,10 @@ impl World {
             // All but one of them, or all.
             Kind::Set | Kind::PlainSet | Kind::SlotSet(_) => {
                 let all = (1 << names) - 1;
-                let without = match names > 2 && rng.chance(600) {
-                    true => 1 << rng.below(names),
-                    false => 0,
+                let without = if names > 2 && rng.chance(600) {
+                    1 << rng.below(names)
+                } else {
+                    0
                 };
                 all & !without
             }
@@ -127,9 +129,10 @@ impl World {
         let ttl = Duration::from_micros(ttl / MS * MS);
         let lock = self.lock_of(client, name, kind);
         let in_line = lock.has_local_queue();
-        let linger = match lingers && in_line {
-            true => Duration::from_micros(self.plan.linger),
-            false => Duration::ZERO,
+        let linger = if lingers && in_line {
+            Duration::from_micros(self.plan.linger)
+        } else {
+            Duration::ZERO
         };
         CallTerms {
             lock,
@@ -141,9 +144,10 @@ impl World {
                 handoffs: if in_line { handoffs } else { 0 },
                 linger,
             },
-            wait: match is_once {
-                true => Wait::Once,
-                false => Wait::Queue(policy),
+            wait: if is_once {
+                Wait::Once
+            } else {
+                Wait::Queue(policy)
             },
             deadline: self.clocks[client].at(deadline),
             holder: Holder {

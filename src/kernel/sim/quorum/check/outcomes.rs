@@ -157,9 +157,10 @@ impl World {
         let has_refusal = has_refusal && (is_once || replies.iter().any(|it| is_fresh(it)));
         // The votes are split as well if the servers that answered name different holders, and the
         // others failed.
-        let needed = match self.plan.servers == 5 && self.plan.has_faults() {
-            true => 2,
-            false => self.plan.servers / 2 + 1,
+        let needed = if self.plan.servers == 5 && self.plan.has_faults() {
+            2
+        } else {
+            self.plan.servers / 2 + 1
         };
         let is_proven = has_own || has_refusal && servers.len() >= needed;
         if !is_proven {
