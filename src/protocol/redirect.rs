@@ -4,6 +4,15 @@ use redis::ServerError;
 
 use crate::protocol::slot::SLOTS;
 
+/// The longest name of a host, in bytes: DNS has none that is longer.
+const LONGEST_HOST: usize = 253;
+
+/// Returns whether a server may announce this host. To look up and log a name of 100 kB takes a
+/// tenth of a second, by which a call would miss its deadline.
+pub(crate) const fn is_host(host: &str) -> bool {
+    host.len() <= LONGEST_HOST
+}
+
 /// The target to which a node of a cluster redirects a call that it did not run. An empty host
 /// means the node's own host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -24,7 +33,7 @@ impl Redirect {
             let slot: u16 = words.next()?.parse().ok()?;
             let (host, port) = words.next()?.rsplit_once(':')?;
             let port: u16 = port.parse().ok()?;
-            (slot < SLOTS && port > 0).then(|| (host.to_owned(), port))
+            (slot < SLOTS && port > 0 && is_host(host)).then(|| (host.to_owned(), port))
         };
         match answer.code() {
             "MOVED" => place().map(|(host, port)| Self::Moved(host, port)),

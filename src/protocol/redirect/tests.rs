@@ -44,3 +44,12 @@ fn malformed_redirects_are_not_followed() {
         assert!(Redirect::is_malformed(&error(text)), "{text}");
     }
 }
+
+#[test]
+fn host_longer_than_any_name_is_malformed() {
+    for verb in ["MOVED", "ASK"] {
+        let of = |length| error(&format!("{verb} 1 {}:1", "h".repeat(length)));
+        assert!(!Redirect::is_malformed(&of(253)));
+        assert!(Redirect::is_malformed(&of(254)));
+    }
+}

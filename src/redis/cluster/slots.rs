@@ -2,6 +2,7 @@
 
 use std::ops::RangeInclusive;
 
+use crate::protocol::redirect::is_host;
 use crate::protocol::reply::Reply;
 use crate::protocol::slot::SLOTS;
 use crate::url::HostPort;
@@ -78,7 +79,7 @@ fn host_port(node: Reply, asked: &HostPort) -> Option<HostPort> {
     if host.is_empty() || host == "?" {
         Some((asked.0.clone(), port))
     } else {
-        Some((host, port))
+        is_host(&host).then_some((host, port))
     }
 }
 
@@ -122,6 +123,18 @@ mod tests {
     #[test]
     fn reply_without_slots_is_not_malformed() {
         assert_eq!(parsed("*0\r\n"), Some(SlotLayout::default()));
+    }
+
+    #[test]
+    fn host_longer_than_any_name_is_rejected() {
+        let of = |length: usize| {
+            let host = "h".repeat(length);
+            parsed(&format!(
+                "*1\r\n*3\r\n:0\r\n:5\r\n*2\r\n${length}\r\n{host}\r\n:7\r\n"
+            ))
+        };
+        assert!(of(253).is_some());
+        assert_eq!(of(254), None);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Reads what sentinels reply and announce.
 
+use crate::protocol::redirect::is_host;
 use crate::protocol::reply::{Reply, read_digits};
 use crate::url::HostPort;
 
@@ -15,7 +16,7 @@ pub(crate) fn read_address(answer: Reply) -> Option<Option<HostPort>> {
     let [host, port] = <[Reply; 2]>::try_from(answer.into_list()?).ok()?;
     let host = String::from_utf8(host.into_text()?).ok()?;
     let port = read_digits(&port.into_text()?)?;
-    (port > 0 && !host.is_empty()).then_some(Some((host, port)))
+    (port > 0 && !host.is_empty() && is_host(&host)).then_some(Some((host, port)))
 }
 
 /// Reads the epoch of the configuration in the reply to SENTINEL MASTER; `None` if it has none, as

@@ -29,6 +29,16 @@ fn malformed_replies_give_no_address() {
 }
 
 #[test]
+fn host_longer_than_any_name_is_no_address() {
+    let of = |length: usize| {
+        let host = "h".repeat(length);
+        read_address(parsed(&format!("*2\r\n${length}\r\n{host}\r\n$1\r\n7\r\n")))
+    };
+    assert!(of(253).is_some());
+    assert_eq!(of(254), None);
+}
+
+#[test]
 fn the_epoch_is_read_from_either_protocol() {
     let pairs = "$4\r\nname\r\n$1\r\nm\r\n$12\r\nconfig-epoch\r\n$2\r\n17\r\n";
     assert_eq!(read_epoch(parsed(&format!("*4\r\n{pairs}"))), Some(17));
