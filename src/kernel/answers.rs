@@ -291,18 +291,29 @@ impl LockEntry {
         cx: &mut Context<'_>,
     ) -> Option<Outcome> {
         let open = match &fault {
-            Fault::Open(open) => Some(open.retry_in),
+            Fault::Open(open) => Some(open.clone()),
             _ => None,
         };
         let start = self.once_since(n, is_caller);
         self.note_silence(sent, fault, cx);
-        if let (Some(_), Some(start)) = (open, start) {
-            return self.fail(n, is_caller, self.failure(start), cx);
+        let Some(open) = open else {
+            self.due_after_failure(n, cx);
+            return None;
+        };
+        if let Some(start) = start {
+            let failure = match self.requests[n].failures {
+                // Whatever else the client asks about the name: nothing was sent for this call.
+                0 => Failure::Open {
+                    open,
+                    since: None,
+                    has_sent: false,
+                },
+                _ => self.failure(start),
+            };
+            return self.fail(n, is_caller, failure, cx);
         }
         self.due_after_failure(n, cx);
-        if let Some(retry_in) = open {
-            self.set_due(n, cx.now.after(retry_in.min(OPEN_PAUSE)));
-        }
+        self.set_due(n, cx.now.after(open.retry_in.min(OPEN_PAUSE)));
         None
     }
 

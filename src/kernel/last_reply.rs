@@ -47,8 +47,10 @@ struct LastFailure {
     cause: Option<Cause>,
     /// The last cause that Redis or the system has named.
     said: Option<Cause>,
-    /// The breaker that stopped the last command.
+    /// The breaker that stopped a command.
     open: Option<Box<OpenCircuit>>,
+    /// When the last command was sent, or should have been, that the breaker did not stop.
+    tried: Instant,
     /// Malformed replies in a row, and refusals of a server that has never run a script.
     malformed: u32,
     rejected: u32,
@@ -105,7 +107,7 @@ impl LastReply {
             }
         };
         let failure = self.failure.get_or_insert_default();
-        failure.open = None;
+        failure.tried = failure.tried.max(sent);
         failure.count_hopeless(&cause, now);
         let cause = cause.or_said_before(&mut failure.said);
         if says_nothing(&cause) {
@@ -169,9 +171,11 @@ impl LastReply {
         let Some(last) = &self.failure else {
             return Failure::Unreachable { since, cause: None };
         };
+        // A command of an earlier call may be under way: the breaker has admitted one.
+        let is_tried = last.tried >= start || under_way.is_some_and(|sent| sent >= start);
         match (&last.hopeless, &last.open) {
             (Some(it), _) if start <= it.0 => it.1.clone(),
-            (_, Some(open)) if last.cause.is_none() => Failure::Open {
+            (_, Some(open)) if last.cause.is_none() || !is_tried => Failure::Open {
                 open: open.clone(),
                 since,
                 has_sent: self.ran >= start,

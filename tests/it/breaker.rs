@@ -20,6 +20,7 @@ support::tests![
     one_call_or_probe_starts_in_a_second,
     paused_writes_end_lock_and_are_no_health,
     calls_fail_at_once_until_the_first_answered_write,
+    each_call_that_the_breaker_stops_says_so,
     waiter_behind_an_open_breaker_gets_the_lock,
     waiter_gives_up_after_unreachable_for,
     try_lock_for_behind_an_open_breaker_fails_at_its_deadline,
@@ -96,6 +97,46 @@ fn calls_fail_at_once_until_the_first_answered_write() {
     eventually(ms(10_000), || client.health().is_healthy());
     assert_eq!(client.stats().open_breakers, 0);
     assert!(client.mutex("a").try_lock().unwrap().is_ok());
+}
+
+/// Several threads want one name. In a second, the breaker admits one call, and those that began
+/// before it and wait for the same reply may say so, too.
+fn each_call_that_the_breaker_stops_says_so() {
+    let server = Server::start();
+    let client = builder(&server).command_timeout(ms(100)).build().unwrap();
+    drop(client.mutex("a").lock().unwrap());
+    server.pause();
+    open_breaker(&client);
+    // The command of an admitted call gets no reply meanwhile.
+    let end = Instant::now() + ms(1_500);
+    let (mut stopped, mut others) = (0, Vec::new());
+    thread::scope(|scope| {
+        let calls = |n: u64| {
+            let client = &client;
+            move || {
+                let mutex = client.mutex("a");
+                let errors = std::iter::from_fn(|| {
+                    let error = match n % 2 {
+                        0 => mutex.try_lock_for(ms(20)).unwrap_err(),
+                        _ => {
+                            thread::sleep(ms(2));
+                            mutex.try_lock().unwrap_err()
+                        }
+                    };
+                    (Instant::now() < end).then_some(error)
+                });
+                errors.collect::<Vec<_>>()
+            }
+        };
+        let threads: Vec<_> = (0..8).map(|n| scope.spawn(calls(n))).collect();
+        for error in threads.into_iter().flat_map(|it| it.join().unwrap()) {
+            match error {
+                Error::CircuitOpen { .. } => stopped += 1,
+                other => others.push(other.to_string()),
+            }
+        }
+    });
+    assert!(stopped > 20 * others.len(), "{stopped}, {others:#?}");
 }
 
 /// The calls do not wait for a refresh of the slot map.

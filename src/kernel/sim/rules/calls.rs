@@ -117,6 +117,45 @@ fn open_breaker_ends_a_call_for_one_reply() {
     ));
 }
 
+/// The breaker has admitted a command of an earlier call for the name, which got no reply. It stops
+/// those of two later calls.
+#[test]
+fn open_breaker_is_the_reason_of_each_call_that_it_stops() {
+    let (kernel, lock) = (kernel(), mutex());
+    let mut fx = Effects::default();
+    let open = || Fault::Open(Box::new(OpenCircuit::of_test(SECOND)));
+    let is_open = |step| {
+        let failure = fault_of(step);
+        let has_sent = matches!(failure, Failure::Open { has_sent, .. } if !has_sent);
+        assert!(has_sent, "{failure:?}");
+    };
+    let mut first = call(&kernel, &lock, false, at(0));
+    first.begin(&kernel, at(0), &mut fx);
+    assert!(matches!(
+        first.replied(&kernel, Err(open()), at(0), at(1), &mut fx),
+        Step::Park(_)
+    ));
+    let mut admitted = call(&kernel, &lock, false, at(2));
+    admitted.wants.wait = Wait::Once;
+    admitted.begin(&kernel, at(2), &mut fx);
+    let mut short = call(&kernel, &lock, false, at(5));
+    short.wants.deadline = at(20);
+    short.begin(&kernel, at(5), &mut fx);
+    let unknown = Err(Fault::Unknown(Cause::text("no reply")));
+    admitted.replied(&kernel, unknown, at(2), at(10), &mut fx);
+    let failure = fault_of(admitted.replied(&kernel, Err(open()), at(10), at(10), &mut fx));
+    assert!(
+        matches!(failure, Failure::Unreachable { .. }),
+        "{failure:?}"
+    );
+    let mut once = call(&kernel, &lock, false, at(11));
+    once.wants.wait = Wait::Once;
+    once.begin(&kernel, at(11), &mut fx);
+    is_open(once.replied(&kernel, Err(open()), at(11), at(12), &mut fx));
+    is_open(short.woken(&kernel, at(20), &mut fx));
+    first.abandon(&kernel, at(21), &mut fx);
+}
+
 #[test]
 fn peer_that_is_not_redis_ends_its_calls_and_no_later_ones() {
     let (kernel, lock) = (kernel(), mutex());
