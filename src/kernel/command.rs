@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::protocol::primitive::{
     Acquire, AtRelease, NewPlace, Primitive, Queueing, Reached, RedisQueue,
@@ -18,6 +19,8 @@ pub(crate) struct Command {
     pub(crate) what: What,
     /// The replicas that must acknowledge it.
     pub(crate) replicas: Option<Replicas>,
+    /// When the first of the calls gives up that wait for it.
+    pub(crate) wanted_by: Instant,
 }
 
 /// What a command does.
@@ -110,6 +113,7 @@ impl Command {
             lock: Arc::clone(lock),
             what,
             replicas: None,
+            wanted_by: Instant::NEVER,
         }
     }
 

@@ -31,6 +31,10 @@ impl LockEntry {
         self.refresh(&mut out, cx);
         self.confirm(&mut out, cx);
         self.recompute(cx);
+        let first = self.waiters.first_deadline();
+        for (command, _) in &mut out {
+            command.wanted_by = first;
+        }
         out
     }
 

@@ -69,8 +69,9 @@ pub(crate) trait Route {
         false
     }
 
-    /// Returns the state of the pipeline to a server of a quorum.
-    fn link(&self, _: ServerNo) -> Link {
+    /// Returns the state of the pipeline to a server of a quorum. The first of the calls that want
+    /// it gives up at `_wanted_by`.
+    fn link(&self, _: ServerNo, _wanted_by: Instant) -> Link {
         Link::Up
     }
 

@@ -303,7 +303,8 @@ impl Round {
             return None;
         }
         let part = self.slots.get(server);
-        match part.map_or_else(|| route.link(server), |_| Link::Up) {
+        let link = || route.link(server, self.command.wanted_by);
+        match part.map_or_else(link, |_| Link::Up) {
             Link::Connecting => None,
             Link::Down => {
                 let known = match self.kind {
@@ -369,7 +370,8 @@ impl Round {
     /// only a little slower takes part in the first lock.
     pub(super) fn waits_for_connections(&mut self, now: Instant, route: &dyn Route) -> bool {
         let is_connecting = |server| {
-            self.at.of(server) == AtServer::NotSent && route.link(server) == Link::Connecting
+            self.at.of(server) == AtServer::NotSent
+                && route.link(server, self.command.wanted_by) == Link::Connecting
         };
         if !self.is_proposal() || !(0..self.size.all).any(is_connecting) {
             return false;

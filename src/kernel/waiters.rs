@@ -49,10 +49,11 @@ enum Key {
     Ask(Instant),
     /// The client has asked for its deadline, or knew enough.
     HasAsked,
+    Deadline(Instant),
 }
 
 impl Parked {
-    fn keys(&self) -> [Option<Key>; 4] {
+    fn keys(&self) -> [Option<Key>; 5] {
         let waiter = &self.waiter;
         let ask = match (waiter.ask_at, waiter.deadline) {
             (Instant::NEVER, Instant::NEVER) => None,
@@ -65,6 +66,7 @@ impl Parked {
             is_woken.then_some(Key::Woken(self.list, self.order)),
             Some(Key::Start(waiter.start)),
             ask,
+            (waiter.deadline < Instant::NEVER).then_some(Key::Deadline(waiter.deadline)),
         ]
     }
 
@@ -246,6 +248,14 @@ impl Waiters {
         }
     }
 
+    /// Returns the first deadline of all calls.
+    pub(super) fn first_deadline(&self) -> Instant {
+        match self.first(Key::Deadline(Instant::START)) {
+            Some((Key::Deadline(first), _)) => first,
+            _ => Instant::NEVER,
+        }
+    }
+
     /// Returns the calls for whose deadlines the client asks at `now`.
     pub(super) fn asks_by(&self, now: Instant) -> Vec<WaiterNo> {
         let asks = self.from(Key::Ask(Instant::START));
@@ -256,6 +266,7 @@ impl Waiters {
     /// Returns the calls for whose deadlines the client asks no more.
     pub(super) fn have_asked(&self) -> Vec<WaiterNo> {
         let asked = self.from(Key::HasAsked);
+        let asked = asked.take_while(|(key, _)| *key == Key::HasAsked);
         asked.map(|(_, no)| *no).collect()
     }
 

@@ -71,6 +71,8 @@ pub(crate) struct Pipeline<J> {
     pub(crate) ended: Vec<Ended<J>>,
     /// Somebody wants the connection although no command is queued.
     is_wanted: Cell<bool>,
+    /// When the first of them gives up that have wanted it since the last one was made.
+    wanted_by: Cell<Instant>,
     /// Since the last connection was lost: the attempts to make one that have failed, and when the
     /// next one is due.
     down: Option<(u32, Instant)>,
@@ -120,15 +122,17 @@ impl<J: Job> Pipeline<J> {
             unacknowledged: Vec::new(),
             ended: Vec::new(),
             is_wanted: Cell::new(false),
+            wanted_by: Cell::new(Instant::NEVER),
             down: None,
             why_down: None,
         }
     }
 
     /// Returns the state of the connection. If there is none, one is made from now on, with pauses
-    /// while that fails.
-    pub(crate) fn want_line(&self) -> LineState {
+    /// while that fails. The first of those that want it gives up at `wanted_by`.
+    pub(crate) fn want_line(&self, wanted_by: Instant) -> LineState {
         self.is_wanted.set(true);
+        self.wanted_by.set(self.wanted_by.get().min(wanted_by));
         self.line_state()
     }
 

@@ -4,7 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::thread;
 use std::time::Duration;
 
-use leasehold::Client;
+use leasehold::{CancelToken, Client};
 use names::{Answer, Name};
 use support::{Server, Swallowing, eventually, expect_unreachable, ms};
 
@@ -14,7 +14,10 @@ support::tests![
     address_that_last_answered_is_used_while_dns_does_not_answer
 ];
 
-support::timed![address_that_swallows_packets_delays_no_call];
+support::timed![
+    address_that_swallows_packets_delays_no_call,
+    address_that_swallows_packets_delays_no_call_that_the_engine_serves
+];
 
 const WAIT_LIMIT: Duration = ms(10_000);
 
@@ -66,6 +69,21 @@ fn address_that_swallows_packets_delays_no_call() {
         close_connections(&server);
         let guard = client.mutex("a").try_lock_for(ms(300)).unwrap();
         drop(guard.expect("it is free"));
+    }
+}
+
+/// The thread of a call that can be cancelled, and of one over a quorum, sends nothing.
+fn address_that_swallows_packets_delays_no_call_that_the_engine_serves() {
+    let server = Server::start();
+    let _swallowing = Swallowing::at(SocketAddr::from((TWO, server.port())));
+    let _name = Name::new("silent.test", Answer::Addresses(vec![TWO, ONE]));
+    let url = format!("redis://silent.test:{}", server.port());
+    for client in [Client::open(&url), Client::quorum([&url])] {
+        let client = client.unwrap();
+        let cancel = CancelToken::new();
+        let mutex = client.mutex("a").cancel_on(&cancel);
+        let guard = mutex.try_lock_for(ms(200)).unwrap();
+        guard.expect("it is free").unlock().unwrap();
     }
 }
 

@@ -354,6 +354,11 @@ impl Pool {
 }
 
 impl ConnectRequest {
+    /// Records when a caller gives up that waits for the connection.
+    pub(in crate::redis) fn note_end(&self, until: Instant) {
+        self.pool.state.lock().note_end(until);
+    }
+
     /// Takes the connection out of the pool, or returns why there is none; `None` while it is being
     /// made.
     pub(crate) fn poll(&self) -> Option<Result<Connection, ConnectError>> {

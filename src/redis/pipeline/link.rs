@@ -69,11 +69,16 @@ impl<J: Job> Pipeline<J> {
     pub(super) fn connect(&mut self, now: Instant) -> Link {
         let timeout = self.server.command_timeout();
         let pool = &self.server.pool;
+        let wanted_by = self.queued.iter().map(|queued| queued.job.wanted_by());
+        let wanted_by = wanted_by.fold(self.wanted_by.replace(Instant::NEVER), Instant::min);
         let (request, since) = match mem::replace(&mut self.link, Link::Closed) {
-            Link::Connecting { request, since } => (request, since),
+            Link::Connecting { request, since } => {
+                request.note_end(wanted_by.min(since.after(timeout)));
+                (request, since)
+            }
             _ => {
-                let request = pool.request(now.after(timeout), self.waker.clone());
-                (request, now)
+                let until = wanted_by.min(now.after(timeout));
+                (pool.request(until, self.waker.clone()), now)
             }
         };
         let refusal = if self.server.is_retired() {
@@ -91,7 +96,8 @@ impl<J: Job> Pipeline<J> {
                         return Link::Open(Box::new(Line::new(connection, is_lent)));
                     }
                     self.close(connection, is_lent);
-                    let request = pool.request(since.after(timeout), self.waker.clone());
+                    let until = wanted_by.min(since.after(timeout));
+                    let request = pool.request(until, self.waker.clone());
                     return Link::Connecting { request, since };
                 }
                 Some(Err(refusal)) => refusal,

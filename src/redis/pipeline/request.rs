@@ -18,6 +18,9 @@ pub(crate) trait Job {
     /// Returns the replicas that must acknowledge the command.
     fn replicas(&self) -> Option<Replicas>;
 
+    /// Returns when the first of the calls gives up that wait for the command.
+    fn wanted_by(&self) -> Instant;
+
     /// Returns whether the command has become useless before it was sent.
     fn is_over(&self, now: Instant) -> bool;
 }

@@ -47,6 +47,10 @@ impl Job for Numbered {
         self.keys.as_ref().and_then(|(_, replicas)| *replicas)
     }
 
+    fn wanted_by(&self) -> Instant {
+        Instant::NEVER
+    }
+
     fn is_over(&self, _: Instant) -> bool {
         self.number == usize::MAX
     }

@@ -76,12 +76,12 @@ impl Route for Servers<'_> {
         self.deployment.slot_map().is_some()
     }
 
-    fn link(&self, server: ServerNo) -> Link {
+    fn link(&self, server: ServerNo, wanted_by: Instant) -> Link {
         if !self.deployment.is_quorum() {
             // The parts of a set in several slots are queued as all other commands.
             return Link::Up;
         }
-        match self.pipes.want_line(server) {
+        match self.pipes.want_line(server, wanted_by) {
             LineState::Up => Link::Up,
             LineState::Connecting => Link::Connecting,
             LineState::Down => Link::Down,

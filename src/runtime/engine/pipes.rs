@@ -94,8 +94,9 @@ impl Pipes {
     }
 
     /// Returns the state of the connection to a server of a quorum, which is made if there is none.
-    pub(in crate::runtime) fn want_line(&self, server: usize) -> LineState {
-        self.all[server].pipeline.want_line()
+    /// The first of the calls that want it gives up at `wanted_by`.
+    pub(in crate::runtime) fn want_line(&self, server: usize, wanted_by: Instant) -> LineState {
+        self.all[server].pipeline.want_line(wanted_by)
     }
 
     /// Returns why there is no connection to a server of a quorum.

@@ -151,6 +151,13 @@ impl Job for Sending {
         }
     }
 
+    fn wanted_by(&self) -> Instant {
+        match &self.work {
+            Work::Lock(_, command, _) => command.wanted_by,
+            _ => Instant::NEVER,
+        }
+    }
+
     /// A process that stood still must not send what its sender has given up: everything that is
     /// written runs within a known time after that, or never.
     fn is_over(&self, now: Instant) -> bool {

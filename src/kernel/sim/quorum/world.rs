@@ -205,7 +205,7 @@ impl Route for Links {
         false
     }
 
-    fn link(&self, server: ServerNo) -> Link {
+    fn link(&self, server: ServerNo, _: Instant) -> Link {
         self.0[server]
     }
 }
