@@ -157,6 +157,13 @@ impl Backoff {
 pub(crate) const RECONNECT: Backoff =
     Backoff::new(Duration::from_millis(50), Duration::from_millis(500)).jitter(0.3);
 
+/// Pauses between connections that end soon after they were made.
+pub(crate) const SHORT_LIVED: Backoff =
+    Backoff::new(Duration::from_millis(50), Duration::from_secs(5)).jitter(0.3);
+
+/// A connection that has lived for this long is no short-lived one.
+pub(crate) const LIVES: Duration = Duration::from_secs(5);
+
 /// Returns `whole` shortened at random by up to a quarter.
 ///
 /// Threads that went to sleep together then wake at different times.

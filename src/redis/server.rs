@@ -109,7 +109,11 @@ impl Server {
             false => !Violation::is_too_large(&error),
         };
         let counts = counts && is_servers_fault;
+        let is_closed = error.is_connection_dropped();
         let cause = Cause::lost_reply(error, sent.until(Instant::now()), command);
+        if is_closed {
+            self.pool.note_closed(&cause);
+        }
         self.failed_by(Some(&cause), counts && is_write);
         if counts {
             self.pool.forget_idle();
@@ -213,6 +217,9 @@ impl Server {
         let trip = sent.until(now);
         self.latency.record(trip);
         self.pool.combiner.took(trip);
+        if is_write {
+            self.pool.note_write();
+        }
         if is_write && self.health.answered(now) {
             logging::info!(
                 server = self.label();

@@ -6,6 +6,7 @@ mod harness;
 mod input;
 mod logging;
 mod quorum;
+mod short_lived;
 
 use std::process::ExitCode;
 
@@ -18,6 +19,7 @@ const TESTS: &[Listed] = &[
     input::TESTS,
     logging::TESTS,
     quorum::TESTS,
+    short_lived::TESTS,
 ];
 
 const TIMED: &[Listed] = &[logging::TIMED, quorum::TIMED];

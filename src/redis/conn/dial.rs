@@ -19,7 +19,7 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::error::Cause;
-use crate::wait_policy::RECONNECT;
+use crate::wait_policy::{LIVES, RECONNECT, SHORT_LIVED};
 
 /// While this many abandoned dialers have not returned, a dialer that hangs is not replaced.
 ///
@@ -68,6 +68,10 @@ pub(super) struct Dialing {
     abandoned: usize,
     /// How many attempts in a row have failed.
     failures: u32,
+    /// When a connection was made; `None` once a write was answered since, or one was closed.
+    unproven_since: Option<Instant>,
+    /// How many connections were closed soon, without an answered write in between.
+    short_lived: u32,
     /// When the pause after a failure ends. It applies to all callers, so that a restarting server
     /// is not flooded.
     not_before: Option<Instant>,
@@ -102,7 +106,8 @@ impl Dialing {
         if self.current.take().is_some() {
             self.abandoned += 1;
         }
-        self.succeeded();
+        self.forget_failures();
+        self.proven();
     }
 
     /// Records that the dialer `number` begins a connection or a pause.
@@ -140,10 +145,39 @@ impl Dialing {
         now.until(at)
     }
 
-    pub(super) fn succeeded(&mut self) {
+    fn forget_failures(&mut self) {
         self.failures = 0;
         self.not_before = None;
         self.failure = None;
+    }
+
+    /// Records that a connection was made.
+    pub(super) fn connected(&mut self, now: Instant) {
+        self.forget_failures();
+        self.unproven_since.get_or_insert(now);
+    }
+
+    /// Records that a write was answered: the connections are of use.
+    pub(super) fn proven(&mut self) {
+        self.unproven_since = None;
+        self.short_lived = 0;
+    }
+
+    /// Records that the peer has closed a connection. If that happens again and again soon after it
+    /// was made, and without an answered write, the next connection waits.
+    pub(super) fn closed(&mut self, now: Instant, failure: ConnectError) {
+        let Some(since) = self.unproven_since.take() else {
+            return;
+        };
+        if since.until(now) >= LIVES {
+            self.short_lived = 0;
+            return;
+        }
+        if let Some(n) = self.short_lived.checked_sub(1) {
+            self.not_before = Some(now.after(SHORT_LIVED.pause(n)));
+            self.failure = Some(failure);
+        }
+        self.short_lived = self.short_lived.saturating_add(1);
     }
 
     pub(crate) fn failed(&mut self, now: Instant, failure: ConnectError) {

@@ -2,9 +2,11 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread;
 use std::time::Duration;
 
-use crate::clock::{Instant, sleep};
+use crate::clock::{Instant, nap};
 use crate::connect_failure::ConnectFailure;
 use crate::error::Cause;
 use crate::error_reply::{is_final_at_logon, library_text};
@@ -57,7 +59,10 @@ impl Pool {
             }
             let pause = state.dialing.pause(now);
             if !pause.is_zero() {
-                MutexGuard::unlocked(&mut state, || sleep(pause));
+                state.sleeper = Some(thread::current());
+                MutexGuard::unlocked(&mut state, || {
+                    thread::park_timeout(nap(now, now.after(pause)))
+                });
                 continue;
             }
             let soonest = state.soonest.take().unwrap_or(Instant::NEVER);
@@ -68,7 +73,8 @@ impl Pool {
             };
             match made {
                 Ok(connection) if self.has_use_for(&connection, &state) => {
-                    state.dialing.succeeded();
+                    state.dialing.connected(Instant::now());
+                    self.is_unproven.store(true, Ordering::Relaxed);
                     state.idle.push(connection);
                     if state.callers.is_empty() {
                         // No caller waits for this connection any more. A queued combined call may
@@ -152,9 +158,8 @@ mod tests {
     use super::*;
     use std::io::Write as _;
     use std::net::TcpListener;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
     use std::task::{Wake, Waker};
-    use std::thread;
 
     use crate::config::Config;
     use crate::redis::conn::callers::{Cap, this_thread};

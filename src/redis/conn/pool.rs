@@ -18,7 +18,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Waker;
-use std::thread;
+use std::thread::{self, Thread};
 
 use crate::clock::{Instant, nap};
 use crate::error::Cause;
@@ -35,6 +35,8 @@ pub(crate) struct Pool {
     pub(in crate::redis) cap: usize,
     pub(in crate::redis) state: Mutex<PoolState>,
     pub(in crate::redis) combiner: Combiner,
+    /// A connection was made, and since then no write was answered, and none was closed.
+    pub(super) is_unproven: AtomicBool,
     closed: AtomicBool,
     /// Set when the server no longer owns any slot of its cluster.
     retired: AtomicBool,
@@ -65,6 +67,7 @@ impl Pool {
             cap,
             state: Mutex::default(),
             combiner: Combiner::default(),
+            is_unproven: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             retired: AtomicBool::new(false),
             generation: AtomicU64::new(0),
@@ -208,6 +211,26 @@ impl Pool {
         }
     }
 
+    /// Records that a write was answered.
+    pub(in crate::redis) fn note_write(&self) {
+        if self.is_unproven.load(Ordering::Relaxed) {
+            self.is_unproven.store(false, Ordering::Relaxed);
+            self.state.lock().dialing.proven();
+        }
+    }
+
+    /// Records that the peer has closed a connection in place of a reply, for this reason.
+    pub(in crate::redis) fn note_closed(&self, cause: &Cause) {
+        if self.is_unproven.load(Ordering::Relaxed) {
+            let failure = ConnectError {
+                cause: cause.clone(),
+                is_final: false,
+                is_servers_fault: true,
+            };
+            (self.state.lock().dialing).closed(Instant::now(), failure);
+        }
+    }
+
     /// Takes back a connection that was lent.
     pub(in crate::redis) fn give_back(&self, connection: Connection) {
         let mut state = self.state.lock();
@@ -322,7 +345,11 @@ impl Pool {
     /// for a connection to the old one.
     pub(crate) fn move_on(&self) {
         self.leave(self.generation());
-        self.state.lock().dialing.abandon_current();
+        let mut state = self.state.lock();
+        state.dialing.abandon_current();
+        let sleeper = state.sleeper.take();
+        drop(state);
+        sleeper.iter().for_each(Thread::unpark);
         self.dismiss();
     }
 
@@ -345,6 +372,8 @@ impl Pool {
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         self.forget_idle();
+        let sleeper = self.state.lock().sleeper.take();
+        sleeper.iter().for_each(Thread::unpark);
         self.dismiss();
     }
 

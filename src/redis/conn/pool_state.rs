@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::Waker;
+use std::thread::Thread;
 use std::time::Duration;
 
 use crate::clock::Instant;
@@ -31,6 +32,8 @@ pub(in crate::redis) struct PoolState {
     /// When the last batch was sent; `None` once its replies are read or lost.
     pub(in crate::redis) batch_sent: Option<Instant>,
     pub(super) dialing: Dialing,
+    /// The dialer that pauses, or did.
+    pub(super) sleeper: Option<Thread>,
     /// When the first of the calls gives up that have begun to wait since the last dial.
     pub(super) soonest: Option<Instant>,
 }

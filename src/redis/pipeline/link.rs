@@ -161,6 +161,9 @@ impl<J: Job> Pipeline<J> {
             let (server, text) = (self.server.label(), library_text(&error));
             logging::debug!(server = server; "{server} has not replied: {text}");
             self.failed(Instant::now(), error.clone().into());
+            if error.is_connection_dropped() {
+                self.server.pool.note_closed(&error.clone().into());
+            }
             self.server.failed();
             self.server.pool.forget_idle();
         }

@@ -11,6 +11,9 @@
 //!      +---+
 //!  a pause, unless it is the first failure since a success
 //! ```
+//!
+//! A connection is a success once it has delivered a message or has lived for 5 s: a server or proxy
+//! may answer SUBSCRIBE on each, and then close it.
 
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::Arc;
@@ -23,7 +26,7 @@ use crate::runtime::endpoint::Endpoint;
 use crate::runtime::state::Runtime;
 use crate::runtime::subscriber::Ended;
 use crate::runtime::subscriber::pubsub::{PubSub, Received};
-use crate::wait_policy::RECONNECT;
+use crate::wait_policy::{LIVES, RECONNECT, SHORT_LIVED};
 
 /// The server or sentinel at the other end of a connection.
 pub(super) trait Peer {
@@ -60,8 +63,14 @@ pub(super) struct Link {
     pubsub: Option<PubSub>,
     /// When the turn of the peer is due.
     turn_at: Instant,
-    /// How many failures there were since the last success.
+    /// When the connection was made.
+    made: Option<Instant>,
+    /// How many attempts to connect have failed since a connection was made.
     failures: u32,
+    /// How many connections have ended early since the last success.
+    short_lived: u32,
+    /// There was a failure since the last success.
+    is_failing: bool,
     /// The end of the pause after a failure.
     retry_at: Option<Instant>,
 }
@@ -74,7 +83,10 @@ impl Link {
             connecting: None,
             pubsub: None,
             turn_at: Instant::START,
+            made: None,
             failures: 0,
+            short_lived: 0,
+            is_failing: false,
             retry_at: None,
         }
     }
@@ -122,7 +134,9 @@ impl Link {
             Some(Err(TryRecvError::Disconnected)) => Err("no thread could connect".into()),
         };
         self.connecting = None;
-        self.pubsub = Some(self.peer.connected(made?)?);
+        let connection = made?;
+        (self.made, self.failures) = (Some(Instant::now()), 0);
+        self.pubsub = Some(self.peer.connected(connection)?);
         self.turn_at = Instant::START;
         Ok(())
     }
@@ -132,10 +146,10 @@ impl Link {
             return Ok(());
         };
         while let Some(received) = pubsub.next(&mut self.is_ready)? {
+            if matches!(received, Received::Message(..)) {
+                (self.short_lived, self.is_failing) = (0, false);
+            }
             self.peer.handle(runtime, received)?;
-        }
-        if pubsub.is_answered() {
-            self.failures = 0;
         }
         if is_woken || self.turn_at <= Instant::now() {
             self.turn_at = self.peer.turn(pubsub)?;
@@ -146,10 +160,21 @@ impl Link {
     fn end(&mut self, runtime: &Runtime, ended: &Ended) {
         self.pubsub = None;
         self.is_ready = false;
+        let now = Instant::now();
+        let made = self.made.take();
+        if made.is_some_and(|made| made.until(now) >= LIVES) {
+            (self.short_lived, self.is_failing) = (0, false);
+        }
         // A working connection that ends is replaced without a pause.
-        let pause = self.failures.checked_sub(1).map(|n| RECONNECT.pause(n));
-        self.retry_at = pause.map(|pause| Instant::now().after(pause));
-        let is_failure = self.peer.ended(runtime, ended, self.failures == 0);
-        self.failures = self.failures.saturating_add(is_failure.into());
+        let (count, pauses) = match made {
+            Some(_) => (&mut self.short_lived, SHORT_LIVED),
+            None => (&mut self.failures, RECONNECT),
+        };
+        let pause = count.checked_sub(1).map(|n| pauses.pause(n));
+        self.retry_at = pause.map(|pause| now.after(pause));
+        if self.peer.ended(runtime, ended, !self.is_failing) {
+            *count = count.saturating_add(1);
+            self.is_failing = true;
+        }
     }
 }

@@ -18,7 +18,7 @@ use crate::runtime::subscriber::{Ended, PROBE};
 /// A server for which a call has waited.
 pub(super) struct ServerPeer {
     endpoint: Arc<Endpoint>,
-    /// A refusal was logged as a warning: once for each connection.
+    /// A refusal was logged as a warning: once for each outage.
     has_warned: bool,
 }
 
@@ -40,7 +40,6 @@ impl Peer for ServerPeer {
     }
 
     fn connected(&mut self, connection: Connection) -> Result<PubSub, String> {
-        self.has_warned = false;
         let channels = self.endpoint.subscriber.connected(connection.generation);
         let mut pubsub = PubSub::new(connection, self.endpoint.server.command_timeout());
         pubsub.send("SUBSCRIBE", &channels)?;
@@ -92,6 +91,7 @@ impl Peer for ServerPeer {
             Ended::Failed(why) => (true, why.as_str()),
             Ended::MayBeReplaced => (false, "the server may have been replaced"),
         };
+        self.has_warned &= !is_first;
         runtime.deployment.suspect();
         let (names, is_used) = this.disconnected();
         runtime.deaf(&self.endpoint, &names);

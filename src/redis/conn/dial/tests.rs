@@ -23,7 +23,7 @@ fn one_dialer_works_at_a_time() {
     let number = dialing.start(at(0));
     assert!(!dialing.needs_dialer(at(1), LIMIT));
     assert!(dialing.begin(number, at(0)));
-    dialing.succeeded();
+    dialing.connected(at(0));
     dialing.stop();
     assert!(dialing.needs_dialer(at(1), LIMIT));
 }
@@ -98,7 +98,34 @@ fn failures_are_followed_by_growing_pauses() {
     }
     assert!(dialing.pause(at(0)) > first && dialing.pause(at(0)) <= Duration::from_millis(500));
     assert!(dialing.failure.is_some());
-    dialing.succeeded();
+    dialing.connected(at(0));
     assert_eq!(dialing.pause(at(0)), Duration::ZERO);
     assert!(dialing.failure.is_none());
+}
+
+#[test]
+fn connections_that_are_closed_soon_are_followed_by_growing_pauses() {
+    let mut dialing = Dialing::default();
+    let mut made_and_closed = |made, closed| {
+        dialing.connected(at(made));
+        dialing.closed(at(closed), refused());
+        dialing.pause(at(closed))
+    };
+    assert_eq!(made_and_closed(0, 0), Duration::ZERO, "the first one");
+    let first = made_and_closed(0, 0);
+    assert!(first > Duration::ZERO && first <= Duration::from_millis(50));
+    let longest = (0..10).map(|_| made_and_closed(0, 0)).max().unwrap();
+    assert!(longest > Duration::from_secs(3) && longest <= Duration::from_secs(5));
+    assert_eq!(
+        made_and_closed(1, 7),
+        Duration::ZERO,
+        "it has lived for 6 s"
+    );
+    for _ in 0..10 {
+        made_and_closed(8, 8);
+    }
+    dialing.connected(at(9));
+    dialing.proven();
+    dialing.closed(at(9), refused());
+    assert_eq!(dialing.pause(at(9)), Duration::ZERO, "a write was answered");
 }
