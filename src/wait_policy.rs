@@ -157,6 +157,11 @@ impl Backoff {
 pub(crate) const RECONNECT: Backoff =
     Backoff::new(Duration::from_millis(50), Duration::from_millis(500)).jitter(0.3);
 
+/// Pauses between attempts to connect to a server that accepts connections and does not reply. Its
+/// clients may be too many for it: long pauses of different lengths.
+pub(crate) const SILENCE: Backoff =
+    Backoff::new(Duration::from_millis(50), Duration::from_secs(3)).jitter(0.5);
+
 /// Pauses between connections that end soon after they were made.
 pub(crate) const SHORT_LIVED: Backoff =
     Backoff::new(Duration::from_millis(50), Duration::from_secs(5)).jitter(0.3);

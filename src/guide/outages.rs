@@ -66,6 +66,15 @@
 //!   A process that ends while the server hangs may not have sent them: those locks then last for
 //!   their ttl. [`Client::shutdown`](crate::Client::shutdown) waits for them, and reports the rest.
 //!
+//! # Many clients that connect at once
+//!
+//! A server that has restarted may have more new connections than it can serve. The client gives
+//! each more time: if a server accepts a connection and does not reply to the log-on within
+//! [`connect_timeout`](crate::ClientBuilder::connect_timeout), the limit of the next connection
+//! doubles, up to 30 s, and the pauses between them grow to 3 s. If the server closes connections
+//! soon after they were made, the pauses grow to 5 s. A refused connection is tried again within
+//! half a second.
+//!
 //! # Shortages in this process
 //!
 //! If the process or its machine has no file descriptor, memory or thread left for a connection,

@@ -20,6 +20,7 @@ use crate::connect_failure::ConnectFailure;
 use crate::error_reply::{is_final_at_logon, is_rejected_logon};
 use crate::logging;
 use crate::redis::conn::connection::Connection;
+use crate::redis::conn::stream::Progress;
 use crate::redis::gather::{Answers, Enough, NoAnswer, gather};
 use crate::redis::members::Choice;
 use crate::sync::Mutex;
@@ -48,8 +49,9 @@ pub(crate) struct Sentinels {
     on_change: OnceLock<Box<dyn Fn() + Send + Sync>>,
 }
 
-/// Connects to an address by an instant; fails unless it is a master.
-type Open<'a> = &'a dyn Fn(&Address, Instant) -> RedisResult<Connection>;
+/// Connects to an address by an instant; fails unless it is a master. A peer that has accepted the
+/// connection may have longer to reply if true is passed: no other address is tried.
+type Open<'a> = &'a dyn Fn(&Address, Instant, bool) -> RedisResult<Connection>;
 
 /// What the sentinels said when they were all asked.
 struct Poll {
@@ -108,7 +110,7 @@ impl Sentinels {
         let serving = self.beliefs.lock().serving().cloned();
         if let Some(address) = serving {
             let until = Instant::now().after(timeout);
-            return Ok((self.open(&address, until, open)?, false));
+            return Ok((self.open(&address, until, true, open)?, false));
         }
         let (poll, mut candidates) = match self.poll(timeout) {
             Ok(poll) => {
@@ -131,7 +133,7 @@ impl Sentinels {
         for (n, address) in candidates.iter().enumerate() {
             let now = Instant::now();
             let until = now.after(now.until(end) / (candidates.len() - n) as u32);
-            match self.open(address, until, open) {
+            match self.open(address, until, candidates.len() == 1, open) {
                 Ok(connection) => return Ok((connection, self.take(address, poll.as_ref())?)),
                 Err(error) => failure = Some(error),
             }
@@ -140,10 +142,16 @@ impl Sentinels {
     }
 
     /// Connects to an address, and records whether that worked.
-    fn open(&self, address: &HostPort, until: Instant, open: Open<'_>) -> RedisResult<Connection> {
+    fn open(
+        &self,
+        address: &HostPort,
+        until: Instant,
+        is_only: bool,
+        open: Open<'_>,
+    ) -> RedisResult<Connection> {
         let master = self.at(address);
         *self.trying.lock() = Some(master.label.clone());
-        let opened = open(&master, until).inspect(|_| *self.trying.lock() = None);
+        let opened = open(&master, until, is_only).inspect(|_| *self.trying.lock() = None);
         opened.inspect_err(|error| {
             // A master that refuses a connection with an error of its own still serves, and so may
             // one that this client cannot log on to.
@@ -265,7 +273,8 @@ impl Sentinels {
     pub(crate) fn connection(&self, n: usize, timeout: Duration) -> RedisResult<Connection> {
         let until = Instant::now().after(timeout);
         let awaits_first = |awaits| self.awaits_first[n].store(awaits, Ordering::Relaxed);
-        let opened = Connection::open(&self.sentinel.sentinels[n], None, until, awaits_first);
+        let progress = |it: Progress<'_>| awaits_first(matches!(it, Progress::Accepted(_)));
+        let opened = Connection::open(&self.sentinel.sentinels[n], None, until, progress);
         awaits_first(false);
         opened
     }
@@ -306,7 +315,7 @@ impl Sentinels {
     fn follow(&self, poll: &Poll, timeout: Duration, open: Open<'_>) -> bool {
         for address in &poll.choice.candidates {
             let until = Instant::now().after(timeout);
-            if self.open(address, until, open).is_ok() {
+            if self.open(address, until, false, open).is_ok() {
                 return self.take(address, Some(poll)).unwrap_or_else(|_| {
                     self.beliefs.lock().ask_again();
                     false
@@ -434,7 +443,7 @@ mod tests {
         let sentinels = sentinels("redis+sentinel://127.0.0.1:1,127.0.0.1:2/m");
         let tried = Mutex::new(Vec::new());
         let connect = || {
-            let outcome = sentinels.connect(Duration::from_secs(1), &|address, _| {
+            let outcome = sentinels.connect(Duration::from_secs(1), &|address, _, _| {
                 tried.lock().push(address.label.clone());
                 Err((ErrorKind::Io, "refused").into())
             });

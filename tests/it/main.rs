@@ -67,6 +67,7 @@ mod shutdown;
 mod signals;
 mod slot_moves;
 mod stats;
+mod storm;
 mod taken;
 #[cfg(feature = "tls")]
 mod tls;
@@ -183,6 +184,7 @@ const TESTS: &[Listed] = &[
     shortages::TESTS,
     shutdown::TESTS,
     stats::TESTS,
+    storm::TESTS,
     taken::TESTS,
     #[cfg(feature = "tls")]
     tls::TESTS,

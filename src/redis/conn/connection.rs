@@ -62,7 +62,7 @@ impl Connection {
     pub(super) fn connect(
         address: &Address,
         deadlines: impl Into<Deadlines>,
-        accepted: impl FnOnce(),
+        accepted: impl FnOnce(BorrowedFd<'_>),
     ) -> RedisResult<Self> {
         let mut reader = Box::default();
         let (stream, peer) = Stream::connect(address, &mut reader, deadlines.into(), accepted)?;
@@ -335,7 +335,7 @@ mod tests {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let url = format!("redis://{}", listener.local_addr().unwrap());
         let long = Instant::now().after(Duration::from_secs(60));
-        let connection = Connection::connect(&Address::parse(&url).unwrap(), long, || ());
+        let connection = Connection::connect(&Address::parse(&url).unwrap(), long, |_| ());
         let (mut connection, mut server) = (connection.unwrap(), listener.accept().unwrap().0);
 
         // More than the sockets buffer.
@@ -358,7 +358,7 @@ mod tests {
         let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
         let url = format!("redis://{}", listener.local_addr().unwrap());
         let long = Instant::now().after(Duration::from_secs(60));
-        let connection = Connection::connect(&Address::parse(&url).unwrap(), long, || ());
+        let connection = Connection::connect(&Address::parse(&url).unwrap(), long, |_| ());
         let (mut connection, mut server) = (connection.unwrap(), listener.accept().unwrap().0);
         assert!(connection.value_at_hand(&mut true).unwrap().is_none());
         assert_eq!(connection.message_due(), Instant::NEVER);

@@ -1,5 +1,6 @@
 //! Makes connections to one Redis server.
 
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -14,7 +15,7 @@ use crate::error_reply::is_final_at_logon;
 use crate::protocol::reply::Reply;
 use crate::redis::cluster::slot_map::SlotMap;
 use crate::redis::conn::connection::Connection;
-use crate::redis::conn::stream::Deadlines;
+use crate::redis::conn::stream::{Deadlines, Progress};
 use crate::redis::sentinel::Sentinels;
 use crate::shortage::Shortage;
 use crate::thread_group::ThreadGroup;
@@ -103,26 +104,43 @@ impl Connector {
         }
     }
 
-    /// Connects and logs on within `connect_timeout`; before that, asking the sentinels may take as
-    /// long. Name resolution cannot be interrupted, so this may block for longer: only a dialer
-    /// calls it.
+    /// Connects within `connect_timeout`, and logs on within `limit` since then, which is not
+    /// shorter; before that, asking the sentinels may take as long as `connect_timeout`. Name
+    /// resolution cannot be interrupted, so this may block for longer: only a dialer calls it.
     ///
-    /// The first call that waits for the connection gives up at `soonest`. Calls `moved` if the
-    /// sentinels name another master than before.
+    /// The first call that waits for the connection gives up at `soonest`. Calls `accepted` with
+    /// the socket when the peer has accepted the connection, and `moved` if the sentinels name
+    /// another master than before.
     pub(super) fn connect(
         &self,
         soonest: Instant,
+        limit: Duration,
+        accepted: &dyn Fn(BorrowedFd<'_>),
         moved: impl FnOnce(),
     ) -> RedisResult<Connection> {
         match &self.kind {
             ConnectorKind::Server(address) => {
-                let until = Instant::now().after(self.connect_timeout);
-                let connection = self.log_on(address, Deadlines { soonest, until });
+                let now = Instant::now();
+                let deadlines = Deadlines {
+                    soonest,
+                    until: now.after(self.connect_timeout),
+                    ready_by: now.after(limit),
+                };
+                let connection = self.log_on(address, deadlines, accepted);
                 connection.inspect_err(|_| self.failed())
             }
             ConnectorKind::Sentinels(sentinels) => {
-                let open = |master: &Address, until| {
-                    self.open_master(master, Deadlines { soonest, until })
+                let open = |master: &Address, until: Instant, is_only: bool| {
+                    let ready_by = match is_only {
+                        true => until.max(Instant::now().after(limit)),
+                        false => until,
+                    };
+                    let deadlines = Deadlines {
+                        soonest,
+                        until,
+                        ready_by,
+                    };
+                    self.open_master(master, deadlines, accepted)
                 };
                 let (connection, has_moved) = sentinels.connect(self.connect_timeout, &open)?;
                 if has_moved {
@@ -135,7 +153,8 @@ impl Connector {
 
     /// Asks the sentinels whether the master has moved. Returns true if it has.
     pub(in crate::redis) fn look_for_master(&self) -> bool {
-        let open = |master: &Address, until: Instant| self.open_master(master, until.into());
+        let open =
+            |master: &Address, until: Instant, _| self.open_master(master, until.into(), &|_| ());
         let sentinels = self.sentinels();
         sentinels.is_some_and(|sentinels| sentinels.look(self.connect_timeout, &open))
     }
@@ -148,19 +167,25 @@ impl Connector {
     }
 
     /// Connects to an address that sentinels name. Fails unless it is a master.
-    fn open_master(&self, address: &Address, deadlines: Deadlines) -> RedisResult<Connection> {
-        check_role(self.log_on(address, deadlines)?, deadlines.until)
+    fn open_master(
+        &self,
+        address: &Address,
+        deadlines: Deadlines,
+        accepted: &dyn Fn(BorrowedFd<'_>),
+    ) -> RedisResult<Connection> {
+        let connection = self.log_on(address, deadlines, accepted)?;
+        check_role(connection, deadlines.ready_by)
     }
 
     /// Returns why no connection could be made.
-    pub(super) fn no_connection(&self, error: RedisError) -> Cause {
+    pub(super) fn no_connection(&self, error: RedisError, limit: Duration) -> Cause {
         if let Some(shortage) = Shortage::of(&error) {
             return Cause::of_shortage(shortage);
         }
         let is_final = is_final_at_logon(&error);
         let cause = match ConnectFailure::unheard(&error) {
             Some(failure) => Cause::of_failure(failure, &self.tls_hint()),
-            None => Cause::no_connection(error, self.connect_timeout),
+            None => Cause::no_connection(error, limit),
         };
         match is_final {
             true => cause,
@@ -214,14 +239,22 @@ impl Connector {
         Arc::strong_count(&self.open) as u64 - 1
     }
 
-    fn log_on(&self, address: &Address, deadlines: Deadlines) -> RedisResult<Connection> {
+    fn log_on(
+        &self,
+        address: &Address,
+        deadlines: Deadlines,
+        accepted: &dyn Fn(BorrowedFd<'_>),
+    ) -> RedisResult<Connection> {
         let awaits_first = |awaits| self.awaits_first.store(awaits, Ordering::Relaxed);
-        let opened = Connection::open(
-            address,
-            Some(&self.connection_name),
-            deadlines,
-            awaits_first,
-        );
+        let progress = |progress: Progress<'_>| match progress {
+            Progress::Accepted(socket) => {
+                awaits_first(true);
+                accepted(socket);
+            }
+            Progress::Secured => awaits_first(false),
+        };
+        let name = Some(self.connection_name.as_str());
+        let opened = Connection::open(address, name, deadlines, progress);
         awaits_first(false);
         let mut connection = opened?;
         self.has_replied.store(true, Ordering::Relaxed);

@@ -19,12 +19,15 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::error::Cause;
-use crate::wait_policy::{LIVES, RECONNECT, SHORT_LIVED};
+use crate::wait_policy::{LIVES, RECONNECT, SHORT_LIVED, SILENCE};
 
 /// While this many abandoned dialers have not returned, a dialer that hangs is not replaced.
 ///
 /// Each is a blocked thread: a DNS server that does not reply blocks a dialer for 10 s or more.
 const MOST_ABANDONED: usize = 8;
+
+/// The longest time in which a server must reply to a log-on, unless the user sets a longer one.
+const LONGEST_LIMIT: Duration = Duration::from_secs(30);
 
 /// Why no connection could be made.
 #[derive(Clone, Debug)]
@@ -34,6 +37,8 @@ pub(crate) struct ConnectError {
     pub(crate) is_final: bool,
     /// The server or the network caused the failure, not a caller with too little time.
     pub(crate) is_servers_fault: bool,
+    /// The peer had accepted the connection, and did not reply in time.
+    pub(crate) is_unanswered: bool,
 }
 
 impl ConnectError {
@@ -43,6 +48,7 @@ impl ConnectError {
             cause,
             is_final: false,
             is_servers_fault: false,
+            is_unanswered: false,
         }
     }
 
@@ -68,6 +74,9 @@ pub(super) struct Dialing {
     abandoned: usize,
     /// How many attempts in a row have failed.
     failures: u32,
+    /// After how many attempts the peer had accepted a connection, and did not reply in time, since
+    /// it last did anything else.
+    silences: u32,
     /// When a connection was made; `None` once a write was answered since, or one was closed.
     unproven_since: Option<Instant>,
     /// How many connections were closed soon, without an answered write in between.
@@ -82,6 +91,15 @@ pub(super) struct Dialing {
 }
 
 impl Dialing {
+    /// Returns how long the next connection may take. That grows as long as the server accepts
+    /// connections and does not reply: with too many clients, each connection that it has waiting
+    /// would otherwise be given up, and begin again at the end of its line.
+    pub(super) fn limit(&self, connect_timeout: Duration) -> Duration {
+        let doubled = 1_u32.checked_shl(self.silences).unwrap_or(u32::MAX);
+        let longest = LONGEST_LIMIT.max(connect_timeout);
+        connect_timeout.saturating_mul(doubled).min(longest)
+    }
+
     /// Returns whether a dialer must start: none is working, or the current one hangs and may be
     /// replaced. A dialer hangs if one connection takes longer than `limit`.
     pub(super) fn needs_dialer(&self, now: Instant, limit: Duration) -> bool {
@@ -147,6 +165,7 @@ impl Dialing {
 
     fn forget_failures(&mut self) {
         self.failures = 0;
+        self.silences = 0;
         self.not_before = None;
         self.failure = None;
     }
@@ -181,7 +200,16 @@ impl Dialing {
     }
 
     pub(crate) fn failed(&mut self, now: Instant, failure: ConnectError) {
-        self.not_before = Some(now.after(RECONNECT.pause(self.failures)));
+        let pause = match failure.is_unanswered {
+            true => SILENCE.pause(self.silences),
+            false => RECONNECT.pause(self.failures),
+        };
+        if failure.is_unanswered {
+            self.silences = self.silences.saturating_add(1);
+        } else if !failure.cause.is_silence() {
+            self.silences = 0;
+        }
+        self.not_before = Some(now.after(pause));
         self.failures = self.failures.saturating_add(1);
         self.failure = Some(failure);
         self.failed_times += 1;

@@ -1,10 +1,14 @@
 //! The thread that makes the connections of a pool.
 
+use std::cell::Cell;
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
+
+use rustix::net::Shutdown;
 
 use crate::clock::{Instant, nap};
 use crate::connect_failure::ConnectFailure;
@@ -29,8 +33,9 @@ impl Pool {
         state: &mut PoolState,
         now: Instant,
     ) -> Option<Instant> {
-        // Asking the sentinels and connecting may each take the whole timeout.
-        let limit = self.connector.connect_timeout * 2 + Duration::from_millis(100);
+        // Asking the sentinels may take the whole timeout, too.
+        let timeout = self.connector.connect_timeout;
+        let limit = timeout + state.dialing.limit(timeout) + Duration::from_millis(100);
         if !state.wants_connection(self.cap) || !state.dialing.needs_dialer(now, limit) {
             return None;
         }
@@ -66,7 +71,11 @@ impl Pool {
                 continue;
             }
             let soonest = state.soonest.take().unwrap_or(Instant::NEVER);
-            let made = MutexGuard::unlocked(&mut state, || self.connect(soonest));
+            let limit = state.dialing.limit(self.connector.connect_timeout);
+            let made = MutexGuard::unlocked(&mut state, || self.connect(number, soonest, limit));
+            if state.dialing.is_current(number) {
+                state.accepted = None;
+            }
             let (has_failed, ends_waits) = match &made {
                 Ok(_) => (false, false),
                 Err(error) => (true, error.ends_waits()),
@@ -83,10 +92,9 @@ impl Pool {
                     }
                 }
                 Ok(connection) => MutexGuard::unlocked(&mut state, || drop(connection)),
-                Err(connect_error) if state.dialing.is_current(number) => {
+                Err(connect_error) if self.counts(number, &state) => {
                     state.dialing.failed(Instant::now(), connect_error)
                 }
-                // This dialer is abandoned: only the failures of the working one count.
                 Err(_) => {}
             }
             match has_failed {
@@ -103,6 +111,13 @@ impl Pool {
         }
     }
 
+    /// Returns whether a failure of the dialer counts. It does not if the dialer is abandoned, or
+    /// if nobody can want its connection any more.
+    fn counts(&self, number: u64, state: &PoolState) -> bool {
+        let is_wanted = !(self.is_closed() && state.callers.is_empty());
+        state.dialing.is_current(number) && is_wanted
+    }
+
     /// Returns false if the pool has given up the connection's generation, as after a failover.
     /// Also returns false if the pool is closed and no call waits: an idle connection of a closed
     /// pool would stay open.
@@ -113,8 +128,18 @@ impl Pool {
 
     /// Makes one connection. A panic of the client library or of a user's logger counts as a
     /// failure: the dialer must free its place.
-    fn connect(&self, soonest: Instant) -> Result<Connection, ConnectError> {
+    fn connect(
+        &self,
+        number: u64,
+        soonest: Instant,
+        limit: Duration,
+    ) -> Result<Connection, ConnectError> {
         let mut generation = self.generation();
+        let is_accepted = Cell::new(false);
+        let accepted = |socket: BorrowedFd<'_>| {
+            is_accepted.set(true);
+            self.accepted(number, socket);
+        };
         let made = catch_unwind(AssertUnwindSafe(|| {
             let moved = || {
                 // If another thread was first, a further master may have taken over since. The
@@ -126,7 +151,7 @@ impl Pool {
             };
             let made = self
                 .connector
-                .connect(soonest, moved)
+                .connect(soonest, limit, &accepted, moved)
                 .map(|mut connection| {
                     connection.generation = generation;
                     connection
@@ -139,7 +164,8 @@ impl Pool {
                     is_final: is_final_at_logon(&error),
                     is_servers_fault: Shortage::of(&error).is_none()
                         && ConnectFailure::of(&error).is_none_or(ConnectFailure::is_servers_fault),
-                    cause: self.connector.no_connection(error),
+                    is_unanswered: error.is_timeout() && is_accepted.get(),
+                    cause: self.connector.no_connection(error, limit),
                 }
             })
         }));
@@ -148,9 +174,39 @@ impl Pool {
                 cause: Cause::text("connecting panicked"),
                 is_final: false,
                 is_servers_fault: true,
+                is_unanswered: false,
             })
         })
     }
+
+    /// Keeps the socket of a connection that the peer has accepted, so that another thread can end
+    /// the dialer's wait for the log-on. Ends it at once if the dialer was abandoned, or the pool
+    /// closed.
+    fn accepted(&self, number: u64, socket: BorrowedFd<'_>) {
+        let mut state = self.state.lock();
+        if self.counts(number, &state) {
+            // Without a descriptor left, the connection takes as long as it may.
+            state.accepted = socket.try_clone_to_owned().ok();
+        } else {
+            end_log_on(socket);
+        }
+    }
+
+    /// Ends the pause or the log-on of the dialer.
+    pub(super) fn hurry_dialer(&self, state: &mut PoolState) {
+        if let Some(sleeper) = state.sleeper.take() {
+            sleeper.unpark();
+        }
+        if let Some(accepted) = state.accepted.take() {
+            end_log_on(accepted.as_fd());
+        }
+    }
+}
+
+/// Ends all waits for a socket.
+fn end_log_on(socket: BorrowedFd<'_>) {
+    // Fails if the peer has closed it.
+    let _ = rustix::net::shutdown(socket, Shutdown::Both);
 }
 
 #[cfg(test)]

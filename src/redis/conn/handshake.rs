@@ -1,12 +1,14 @@
 //! Logs on a new connection: HELLO or AUTH, SELECT, and the client's name, in one write.
 
+use std::os::fd::BorrowedFd;
+
 use redis::{
     Cmd, ConnectionAddr, ErrorKind, RedisConnectionInfo, RedisError, RedisResult, ServerError,
     ServerErrorKind, cmd,
 };
 
 use super::connection::Connection;
-use super::stream::Deadlines;
+use super::stream::{Deadlines, Progress};
 use crate::clock::Instant;
 use crate::connect_failure::ConnectFailure;
 use crate::error_reply::{is_rejected_logon, library_text, words};
@@ -54,18 +56,16 @@ impl Connection {
     /// Connects and logs on within `deadlines`: name resolution, all addresses, TLS and the log-on
     /// together. Name resolution and a callback for credentials cannot be interrupted, so this may
     /// block for longer: only the client's own threads call it, and no thread of a user. `name`
-    /// becomes the name of the connection. `awaits_first` is called with true when the peer has
-    /// accepted the connection and has not sent anything yet, and with false when a TLS handshake
-    /// has succeeded.
+    /// becomes the name of the connection. `progress` is told how far the connection has got.
     pub(crate) fn open(
         address: &Address,
         name: Option<&str>,
         deadlines: impl Into<Deadlines>,
-        awaits_first: impl Fn(bool),
+        progress: impl Fn(Progress<'_>),
     ) -> RedisResult<Self> {
         let deadlines = deadlines.into();
         let open = || {
-            Self::open_as_now(address, name, deadlines, &awaits_first)
+            Self::open_as_now(address, name, deadlines, &progress)
                 .map_err(|error| address.explained(error))
         };
         match open() {
@@ -87,7 +87,7 @@ impl Connection {
         address: &Address,
         name: Option<&str>,
         deadlines: Deadlines,
-        awaits_first: &impl Fn(bool),
+        progress: &impl Fn(Progress<'_>),
     ) -> RedisResult<Self> {
         let (user, password) = address.logon()?;
         let mut what = LogOn {
@@ -97,13 +97,13 @@ impl Connection {
             name,
             with_optional: address.sends_optional(),
         };
-        let mut opened = Self::open_once(address, &what, deadlines, awaits_first)?;
+        let mut opened = Self::open_once(address, &what, deadlines, progress)?;
         if what.with_optional
             && let Err(refusal) = &opened
             && refusal.is_closed
         {
             what.with_optional = false;
-            match Self::open_once(address, &what, deadlines, awaits_first) {
+            match Self::open_once(address, &what, deadlines, progress) {
                 Ok(Ok(connection)) => {
                     address.omit_optional();
                     opened = Ok(connection);
@@ -130,13 +130,16 @@ impl Connection {
         address: &Address,
         what: &LogOn<'_>,
         deadlines: Deadlines,
-        awaits_first: &impl Fn(bool),
+        progress: &impl Fn(Progress<'_>),
     ) -> RedisResult<Result<Self, Refusal>> {
-        let mut connection = Self::connect(address, deadlines, || awaits_first(true))?;
+        let accepted = |socket: BorrowedFd<'_>| progress(Progress::Accepted(socket));
+        let mut connection = Self::connect(address, deadlines, accepted)?;
         let is_plain = !matches!(address.info.addr(), ConnectionAddr::TcpTls { .. });
-        awaits_first(is_plain);
+        if !is_plain {
+            progress(Progress::Secured);
+        }
         Ok(
-            match connection.log_on_as(what, deadlines.until, is_plain) {
+            match connection.log_on_as(what, deadlines.ready_by, is_plain) {
                 Ok(()) if connection.has_surplus() => Err(connection.surplus().into()),
                 Ok(()) => Ok(connection),
                 Err(refusal) => Err(refusal),

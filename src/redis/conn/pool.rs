@@ -18,7 +18,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::Waker;
-use std::thread::{self, Thread};
+use std::thread;
 
 use crate::clock::{Instant, nap};
 use crate::error::Cause;
@@ -84,7 +84,7 @@ impl Pool {
         let mut number = None;
         let pooled = self.get_with(&mut state, until, cap_rule, &mut number);
         if let Some(number) = number {
-            state.callers.leave(number);
+            self.leave_queue(&mut state, number);
         }
         if pooled.is_err() {
             // A combined call may wait for the connection that this call would have returned.
@@ -114,7 +114,7 @@ impl Pool {
             if let Some(connection) = state.take(cap_rule, self.cap, *number) {
                 return Ok(self.pooled(connection, None));
             }
-            if cap_rule == Cap::Counted && self.is_closed() {
+            if cap_rule != Cap::Exempt && self.is_closed() {
                 let cause = Cause::of_client("the client was shut down");
                 return Err(ConnectError::of_client(cause));
             }
@@ -139,6 +139,14 @@ impl Pool {
             // park.
             MutexGuard::unlocked(state, || thread::park_timeout(nap(now, again)));
             in_time = Instant::now() < until;
+        }
+    }
+
+    /// Removes a caller. If it is the last one of a closed pool, ends the dial.
+    fn leave_queue(&self, state: &mut PoolState, number: Number) {
+        state.callers.leave(number);
+        if self.is_closed() && state.callers.is_empty() {
+            self.hurry_dialer(state);
         }
     }
 
@@ -226,6 +234,7 @@ impl Pool {
                 cause: cause.clone(),
                 is_final: false,
                 is_servers_fault: true,
+                is_unanswered: false,
             };
             (self.state.lock().dialing).closed(Instant::now(), failure);
         }
@@ -347,9 +356,8 @@ impl Pool {
         self.leave(self.generation());
         let mut state = self.state.lock();
         state.dialing.abandon_current();
-        let sleeper = state.sleeper.take();
+        self.hurry_dialer(&mut state);
         drop(state);
-        sleeper.iter().for_each(Thread::unpark);
         self.dismiss();
     }
 
@@ -372,9 +380,11 @@ impl Pool {
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         self.forget_idle();
-        let sleeper = self.state.lock().sleeper.take();
-        sleeper.iter().for_each(Thread::unpark);
         self.dismiss();
+        let mut state = self.state.lock();
+        if state.callers.is_empty() {
+            self.hurry_dialer(&mut state);
+        }
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -438,7 +448,7 @@ pub(in crate::redis) type IsLent = bool;
 impl Drop for ConnectRequest {
     fn drop(&mut self) {
         let mut state = self.pool.state.lock();
-        state.callers.leave(self.number);
+        self.pool.leave_queue(&mut state, self.number);
         self.pool.wake_next(&state);
     }
 }

@@ -1,6 +1,7 @@
 //! The state of a pool: its connections, the calls that wait for one, and the combined calls, which
 //! share a write. No I/O.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::task::Waker;
@@ -34,6 +35,8 @@ pub(in crate::redis) struct PoolState {
     pub(super) dialing: Dialing,
     /// The dialer that pauses, or did.
     pub(super) sleeper: Option<Thread>,
+    /// The socket of the connection that the dialer makes, once the peer has accepted it.
+    pub(super) accepted: Option<OwnedFd>,
     /// When the first of the calls gives up that have begun to wait since the last dial.
     pub(super) soonest: Option<Instant>,
 }

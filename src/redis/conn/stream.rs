@@ -25,8 +25,18 @@ pub(crate) struct Deadlines {
     /// When the first call that waits for it gives up. The addresses of a name are tried faster if
     /// that is soon.
     pub(super) soonest: Instant,
-    /// When connecting ends.
+    /// When the peer must have accepted the connection.
     pub(super) until: Instant,
+    /// When connecting ends, with the handshake and the log-on.
+    pub(super) ready_by: Instant,
+}
+
+/// How far a connection that is being made has got.
+pub(crate) enum Progress<'a> {
+    /// The peer has accepted it, and has not sent anything yet.
+    Accepted(BorrowedFd<'a>),
+    /// The TLS handshake has succeeded.
+    Secured,
 }
 
 impl From<Instant> for Deadlines {
@@ -34,6 +44,7 @@ impl From<Instant> for Deadlines {
         Self {
             soonest: until,
             until,
+            ready_by: until,
         }
     }
 }
@@ -59,20 +70,19 @@ impl Stream {
         address: &Address,
         reader: &mut Reader,
         deadlines: Deadlines,
-        accepted: impl FnOnce(),
+        accepted: impl FnOnce(BorrowedFd<'_>),
     ) -> RedisResult<(Self, Option<Peer>)> {
         let info = &address.info;
-        let until = deadlines.until;
         match info.addr() {
             ConnectionAddr::Tcp(host, port) => {
                 check_host(host)?;
                 let (socket, peer) = connect_tcp(address, host, *port, deadlines)?;
-                accepted();
+                accepted(socket.as_fd());
                 Ok((Self::Plain(socket), peer))
             }
             ConnectionAddr::Unix(path) => {
-                let socket = Socket::connect_unix(path, until)?;
-                accepted();
+                let socket = Socket::connect_unix(path, deadlines.until)?;
+                accepted(socket.as_fd());
                 Ok((Self::Plain(socket), None))
             }
             #[cfg(feature = "tls")]
@@ -80,8 +90,8 @@ impl Stream {
                 check_host(host)?;
                 let config = address.tls.client_config()?;
                 let (socket, peer) = connect_tcp(address, host, *port, deadlines)?;
-                accepted();
-                let stream = TlsStream::open(socket, host, config, reader, until)?;
+                accepted(socket.as_fd());
+                let stream = TlsStream::open(socket, host, config, reader, deadlines.ready_by)?;
                 Ok((Self::Tls(Box::new(stream)), peer))
             }
             _ => Err((
@@ -158,7 +168,7 @@ fn connect_tcp(
     address: &Address,
     host: &str,
     port: u16,
-    Deadlines { soonest, until }: Deadlines,
+    Deadlines { soonest, until, .. }: Deadlines,
 ) -> io::Result<(Socket, Option<Peer>)> {
     let now = Instant::now();
     let settings = address.info.tcp_settings();

@@ -259,7 +259,7 @@ mod tests {
             let _ = is_over.recv();
         });
         let until = Instant::now().after(LONG);
-        let mut connection = Connection::connect(&address, until, || ()).unwrap();
+        let mut connection = Connection::connect(&address, until, |_| ()).unwrap();
         let read = connection.receive(until);
         assert!(matches!(read, Ok(Reply::Error(_))), "{read:?}");
         drop(over);
@@ -276,7 +276,8 @@ mod tests {
         };
         let connector = Connector::to_server(address_of(&listener), None, &config);
         thread::scope(|scope| {
-            let connecting = scope.spawn(|| connector.connect(Instant::NEVER, || ()));
+            let connecting =
+                scope.spawn(|| connector.connect(Instant::NEVER, LONG, &|_| (), || ()));
             let mut stream = serve(listener.accept().unwrap().0, b"");
             // The log-on arrives: the client has completed the handshake.
             stream.read_exact(&mut [0]).unwrap();
@@ -284,7 +285,7 @@ mod tests {
             assert!(!cause.contains("redis://"), "{cause}");
             drop((stream, listener));
             let error = connecting.join().unwrap().err().unwrap();
-            let cause = connector.no_connection(error).to_string();
+            let cause = connector.no_connection(error, LONG).to_string();
             assert!(!cause.contains("redis://"), "{cause}");
         });
     }

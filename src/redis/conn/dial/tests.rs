@@ -13,6 +13,7 @@ fn refused() -> ConnectError {
         cause: Cause::text("refused"),
         is_final: false,
         is_servers_fault: true,
+        is_unanswered: false,
     }
 }
 
@@ -128,4 +129,38 @@ fn connections_that_are_closed_soon_are_followed_by_growing_pauses() {
     dialing.proven();
     dialing.closed(at(9), refused());
     assert_eq!(dialing.pause(at(9)), Duration::ZERO, "a write was answered");
+}
+
+#[test]
+fn limit_grows_only_while_the_server_accepts_and_does_not_reply() {
+    let mut dialing = Dialing::default();
+    let mut fails = |cause, is_unanswered| {
+        let failure = ConnectError {
+            cause,
+            is_unanswered,
+            ..refused()
+        };
+        dialing.failed(at(0), failure);
+        (dialing.limit(LIMIT).as_secs(), dialing.pause(at(0)))
+    };
+    let no_tcp = || Cause::silence("no connection in 1 s");
+    let mut silent = |_| fails(no_tcp(), true);
+    let grown: Vec<_> = (0..40).map(&mut silent).collect();
+    let limits: Vec<_> = grown.iter().map(|(limit, _)| *limit).collect();
+    assert_eq!(limits[..5], [4, 8, 16, 30, 30]);
+    assert_eq!(limits[39], 30);
+    let longest = grown.iter().map(|(_, pause)| *pause).max().unwrap();
+    assert!(longest > Duration::from_millis(1_500) && longest <= Duration::from_secs(3));
+    let (limit, pause) = fails(no_tcp(), false);
+    assert!(
+        limit == 30 && pause <= Duration::from_millis(500),
+        "{pause:?}"
+    );
+    let (limit, pause) = fails(Cause::text("refused"), false);
+    assert!(
+        limit == 2 && pause <= Duration::from_millis(500),
+        "{pause:?}"
+    );
+    let longer = Duration::from_secs(60);
+    assert_eq!(Dialing::default().limit(longer), longer);
 }
