@@ -116,11 +116,12 @@ test-release: servers
 	$(WITH_SERVER) $(CARGO) test --release --all-features --lib
 	$(WITH_SERVER) $(CARGO) test --release --all-features --test it -- $(call ANY_OF,$(RACES)) --skip conformance::tls::
 
-# Runs every test on the system's Redis (7.0 on Debian) and on Valkey 9. On Redis 6.2, runs the
-# tests for a single server.
+# Runs every test on the system's Redis (7.0 on Debian), on Valkey 9 and on Redis 8. On Redis 6.2,
+# runs the tests for a single server.
 test-servers:
 	$(ROUND) redis
 	$(ROUND) valkey
+	$(ROUND) redis-8
 	$(ROUND) redis-6.2 --lib --test process
 	$(ROUND) redis-6.2 --test it --test logs -- $(BEYOND_ONE_SERVER:%=--skip %::)
 	$(ROUND) redis-6.2 --test it conformance::one::

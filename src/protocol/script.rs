@@ -232,18 +232,27 @@ impl<'a> Call<'a> {
     }
 
     /// Returns that the user lacks a permission, after the error `text`.
+    ///
+    /// Servers differ in what they say of a key: Redis 8 does not name it. So a script that uses a
+    /// queue needs it, unless the text is about a command that others need, too, or a channel.
     pub(crate) fn missing_right(&self, text: &str) -> String {
         let rights = self.rights();
-        let (rights, is_about_queue) = match text.contains("can't run this command") {
-            true => {
+        let is_of_queue = |command: &str| {
+            let is_of_script = self.script.commands().contains(&command);
+            is_of_script && !PLAIN_COMMANDS.contains(&command)
+        };
+        let named = text.split_once("to run the '");
+        let named = named.and_then(|(_, rest)| rest.split('\'').next());
+        let (rights, is_about_queue) = match named {
+            _ if text.contains("can't run this command") => {
                 let commands = self.script.commands_at(text);
-                let is_of_queue = |command: &str| !PLAIN_COMMANDS.contains(&command);
                 (
                     format!("the user may not run {commands}; {rights}"),
                     commands.split(" or ").any(is_of_queue),
                 )
             }
-            false => (rights, text.contains("keys")),
+            Some(command) => (rights, is_of_queue(&command.to_ascii_uppercase())),
+            None => (rights, !text.contains("channel")),
         };
         let uses_queue = self.script.commands().contains(&"LINDEX");
         let is_of_permits = |key: &Vec<u8>| key.starts_with(b"leasehold:permits");
@@ -358,6 +367,9 @@ pub(crate) fn pack_wait(replicas: &Replicas, buffer: &mut Vec<u8>) {
 mod tests {
     use super::*;
 
+    use crate::protocol::cohort::CohortKeys;
+    use crate::protocol::keys::Keys;
+
     #[test]
     fn a_call_is_packed_as_evalsha_or_eval_with_keys_then_arguments() {
         let args = [Arg::Bytes(b"\xff"), Arg::Number(7)];
@@ -380,6 +392,30 @@ mod tests {
         let mut sent = Vec::new();
         call.asking(true).pack_by_sha(&mut sent);
         assert!(sent.starts_with(b"*1\r\n$6\r\nASKING\r\n*6\r\n$7\r\nEVALSHA\r\n"));
+    }
+
+    /// The second text is that of Redis 8, which does not name the key.
+    #[test]
+    fn the_script_decides_whether_a_missing_right_is_about_its_queue() {
+        let lock = CohortKeys::of(Keys::new("a".into(), "lock:", "r:"));
+        let hint = |call: &Call<'_>, text| call.missing_right(text).contains("queues(false)");
+        let arguments = ["x", "y"].map(|id| id.as_bytes().to_vec());
+        let (undo, inspect) = (lock.undo(&arguments), lock.keys().inspect());
+        for text in [
+            "NOPERM this user has no permissions to access one of the keys used as arguments",
+            "NOPERM No permissions to access a key",
+            "ERR ACL failure in script: User x has no permissions to run the 'lindex' command",
+        ] {
+            assert!(hint(&undo, text), "{text}");
+            assert!(!hint(&inspect, text), "{text}");
+        }
+        for text in [
+            "NOPERM User x has no permissions to run the 'evalsha' command",
+            "ERR ACL failure in script: User x has no permissions to run the 'get' command",
+            "NOPERM No permissions to access a channel",
+        ] {
+            assert!(!hint(&undo, text), "{text}");
+        }
     }
 
     #[test]
