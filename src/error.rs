@@ -39,7 +39,8 @@ pub enum Error {
     ///
     /// Change what the message names. No command was sent with it.
     ///
-    /// - From a call that locks: you do not hold the lock.
+    /// - From a call that locks: you do not hold the lock. The message may say that the address
+    ///   leads to two servers that take writes.
     /// - From [`set_ttl`](crate::Lease::set_ttl): the ttl is unchanged, and you hold the lock
     ///   as long as [`is_held`](crate::Lease::is_held) returns true.
     /// - From [`keep_for`](crate::Lease::keep_for): nothing has changed, and you hold the lock as

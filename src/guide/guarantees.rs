@@ -133,7 +133,10 @@
 //! - **A name with several addresses** must lead to one master and its replicas. The client tries
 //!   the addresses side by side, first the one that last answered a write, and last those whose
 //!   server takes no writes (a replica, or a server that loads its data). If two of them take
-//!   writes, two clients can hold one lock.
+//!   writes, two clients can hold one lock. A client that has connections to both logs an error,
+//!   and its calls that lock fail with [`Error::Config`](crate::Error::Config). Two processes that
+//!   see one server each cannot find out. The same holds for [a balancer before two
+//!   masters](crate::guide::operations#balancers).
 //! - **Spoofed DNS** can point a client at a different Redis. TLS (`rediss://`) prevents that.
 //! - **Not reentrant, not poisoned**: see [`Mutex`].
 //! - **`fork`** without `exec` copies a client, but not its threads. The copy holds nothing, and

@@ -13,6 +13,7 @@
 //! | `leasehold:permits:{lock:x}` | sorted set | the holders of the semaphore `x`: see below |
 //! | `leasehold:permits-fence:…`, `…-queue:…`, `…-places:…` | | the same for the semaphore `x` as the keys above for a lock |
 //! | `leasehold:<uuid>` | channel | the inbox of a client: `grant <token> <want> <holder id>` for each grant to one of its places; `refresh <holder id>` if its client must refresh its place; messages of the client to itself |
+//! | `leasehold:fence:probe:<uuid>` | string, expires after 5 s | written by a client that compares two of its connections: do they lead to one server? |
 //! | `lock_stats` | hash | the [shared statistics](super::observability#statistics), if a client shares them |
 //!
 //! [`key_prefix`](crate::ClientBuilder::key_prefix) and

@@ -39,7 +39,10 @@ impl Server {
     ) -> Result<(Answer, Instant), NodeFault> {
         let is_write = call.verb.writes();
         let _admission = match call.verb.is_stopped_by_breaker() {
-            true => Some(self.health.admit(self.label())?),
+            true => {
+                self.check_one()?;
+                Some(self.health.admit(self.label())?)
+            }
             false => None,
         };
         // WAIT must follow on the call's own connection, and ASKING must directly precede the call.

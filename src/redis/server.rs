@@ -252,6 +252,12 @@ impl Server {
         self.health.admit(self.label()).map(drop)
     }
 
+    /// Returns a fault while calls may not lock, because two servers behind the address take
+    /// writes.
+    pub(crate) fn check_one(&self) -> Result<(), Fault> {
+        self.pool.check_one().map_err(Fault::Rejected)
+    }
+
     /// Sends a write that changes nothing. Succeeds if the server accepts writes, or if the user's
     /// permissions forbid this one. Another refusal is a failure.
     fn probe(&self, probe: &Probe, until: Instant) -> Result<(), Fault> {

@@ -7,6 +7,7 @@ mod input;
 mod logging;
 mod quorum;
 mod short_lived;
+mod two_servers;
 
 use std::process::ExitCode;
 
@@ -20,6 +21,7 @@ const TESTS: &[Listed] = &[
     logging::TESTS,
     quorum::TESTS,
     short_lived::TESTS,
+    two_servers::TESTS,
 ];
 
 const TIMED: &[Listed] = &[logging::TIMED, quorum::TIMED];

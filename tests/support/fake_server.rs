@@ -240,6 +240,8 @@ pub fn default_reply(request: &Request) -> Option<Vec<u8>> {
         "PING" => "+PONG\r\n".to_owned(),
         "PUBLISH" => ":1\r\n".to_owned(),
         "probe" => ":0\r\n".to_owned(),
+        // Compares two connections.
+        "SET" => "-ERR unknown command\r\n".to_owned(),
         "HELLO" => "-ERR unknown command\r\n".to_owned(),
         "SUBSCRIBE" => {
             let channel = String::from_utf8_lossy(&request.words[1]);

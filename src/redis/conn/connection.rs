@@ -1,9 +1,11 @@
 //! A connection: writes commands and reads replies, each by a deadline.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use redis::io::tcp::socket2::{SockAddr, SockRef};
 use redis::{RedisError, RedisResult, ServerError};
 
 use super::reader::{Limit, Reader};
@@ -52,6 +54,9 @@ pub(crate) struct Connection {
     message_since: Option<Instant>,
     /// The generation of its pool to which it belongs; set by the pool.
     pub(crate) generation: u64,
+    /// Its server was compared with that of an older connection, or there was none; set by the
+    /// pool.
+    pub(super) is_compared: bool,
     /// Counts the connection as open until it is dropped; set by the connector.
     pub(crate) open: Option<Arc<()>>,
 }
@@ -74,8 +79,20 @@ impl Connection {
             is_cut_off: false,
             message_since: None,
             generation: 0,
+            is_compared: false,
             open: None,
         })
+    }
+
+    /// Returns the addresses of the peer and of this end, for messages.
+    pub(super) fn ends(&self) -> String {
+        let fd = self.stream.as_fd();
+        let socket = SockRef::from(&fd);
+        let address = |end: io::Result<SockAddr>| end.ok().and_then(|end| end.as_socket());
+        match (address(socket.peer_addr()), address(socket.local_addr())) {
+            (Some(peer), Some(own)) => format!("{peer} (from {own})"),
+            _ => "a unix socket".to_owned(),
+        }
     }
 
     /// Sends the command that `pack` writes, and reads its reply, by `until`.

@@ -163,6 +163,13 @@ impl Dialing {
         now.until(at)
     }
 
+    /// Records that the working dialer has nothing to do until then. It does not count as hanging.
+    pub(super) fn rests_until(&mut self, at: Instant) {
+        if let Some((_, since)) = &mut self.current {
+            *since = at;
+        }
+    }
+
     fn forget_failures(&mut self) {
         self.failures = 0;
         self.silences = 0;

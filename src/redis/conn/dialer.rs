@@ -5,7 +5,7 @@ use std::os::fd::{AsFd as _, BorrowedFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread;
+use std::thread::{self, Thread};
 use std::time::Duration;
 
 use rustix::net::Shutdown;
@@ -19,6 +19,7 @@ use crate::redis::conn::connection::Connection;
 use crate::redis::conn::dial::ConnectError;
 use crate::redis::conn::pool::Pool;
 use crate::redis::conn::pool_state::PoolState;
+use crate::redis::conn::writable::MOST_COMPARISONS;
 use crate::shortage::Shortage;
 use crate::sync::MutexGuard;
 
@@ -36,7 +37,12 @@ impl Pool {
         // Asking the sentinels may take the whole timeout, too.
         let timeout = self.connector.connect_timeout;
         let limit = timeout + state.dialing.limit(timeout) + Duration::from_millis(100);
-        if !state.wants_connection(self.cap) || !state.dialing.needs_dialer(now, limit) {
+        if !state.wants_connection(self.cap) {
+            return None;
+        }
+        if !state.dialing.needs_dialer(now, limit) {
+            // It may rest.
+            state.sleeper.iter().for_each(Thread::unpark);
             return None;
         }
         let number = state.dialing.start(now);
@@ -52,7 +58,7 @@ impl Pool {
     /// waits.
     ///
     /// A dialer can be abandoned whenever the state is unlocked, even before it first runs.
-    fn dial(&self, number: u64) {
+    fn dial(self: &Arc<Self>, number: u64) {
         let mut state = self.state.lock();
         loop {
             let now = Instant::now();
@@ -60,19 +66,29 @@ impl Pool {
                 return;
             }
             if !state.wants_connection(self.cap) {
-                return state.dialing.stop();
+                let Some(at) = self.compares_at(&state) else {
+                    return state.dialing.stop();
+                };
+                match now < at {
+                    true => {
+                        state.dialing.rests_until(at);
+                        rest(&mut state, now.until(at));
+                    }
+                    false => MutexGuard::unlocked(&mut state, || self.compare_idle()),
+                }
+                continue;
             }
             let pause = state.dialing.pause(now);
             if !pause.is_zero() {
-                state.sleeper = Some(thread::current());
-                MutexGuard::unlocked(&mut state, || {
-                    thread::park_timeout(nap(now, now.after(pause)))
-                });
+                rest(&mut state, pause);
                 continue;
             }
             let soonest = state.soonest.take().unwrap_or(Instant::NEVER);
             let limit = state.dialing.limit(self.connector.connect_timeout);
-            let made = MutexGuard::unlocked(&mut state, || self.connect(number, soonest, limit));
+            let made = MutexGuard::unlocked(&mut state, || {
+                let made = self.connect(number, soonest, limit);
+                made.and_then(|connection| self.checked(connection))
+            });
             if state.dialing.is_current(number) {
                 state.accepted = None;
             }
@@ -82,14 +98,7 @@ impl Pool {
             };
             match made {
                 Ok(connection) if self.has_use_for(&connection, &state) => {
-                    state.dialing.connected(Instant::now());
-                    self.is_unproven.store(true, Ordering::Relaxed);
-                    state.idle.push(connection);
-                    if state.callers.is_empty() {
-                        // No caller waits for this connection any more. A queued combined call may
-                        // be waiting for a returned connection: it asks for this one instead.
-                        state.dismiss_one();
-                    }
+                    self.add(connection, &mut state);
                 }
                 Ok(connection) => MutexGuard::unlocked(&mut state, || drop(connection)),
                 Err(connect_error) if self.counts(number, &state) => {
@@ -108,6 +117,21 @@ impl Pool {
                 // first pauses.
                 return state.dialing.stop();
             }
+        }
+    }
+
+    /// Adds a new connection to the pool.
+    fn add(&self, connection: Connection, state: &mut PoolState) {
+        state.dialing.connected(Instant::now());
+        self.is_unproven.store(true, Ordering::Relaxed);
+        if !connection.is_compared {
+            state.comparisons = MOST_COMPARISONS;
+        }
+        state.idle.push(connection);
+        if state.callers.is_empty() {
+            // No caller waits for this connection any more. A queued combined call may be waiting
+            // for a returned connection: it asks for this one instead.
+            state.dismiss_one();
         }
     }
 
@@ -179,6 +203,23 @@ impl Pool {
         })
     }
 
+    /// Returns the connection, unless the address has turned out to lead to two servers.
+    fn checked(self: &Arc<Self>, connection: Connection) -> Result<Connection, ConnectError> {
+        let checked = catch_unwind(AssertUnwindSafe(|| self.check_writable(connection)));
+        let cause = match checked {
+            Ok(Ok(Some(connection))) => return Ok(connection),
+            Ok(Ok(None)) => Cause::text("two servers behind the address take writes"),
+            Ok(Err(error)) => Cause::from(error),
+            Err(_) => Cause::text("connecting panicked"),
+        };
+        Err(ConnectError {
+            cause,
+            is_final: false,
+            is_servers_fault: true,
+            is_unanswered: false,
+        })
+    }
+
     /// Keeps the socket of a connection that the peer has accepted, so that another thread can end
     /// the dialer's wait for the log-on. Ends it at once if the dialer was abandoned, or the pool
     /// closed.
@@ -201,6 +242,13 @@ impl Pool {
             end_log_on(accepted.as_fd());
         }
     }
+}
+
+/// Sleeps for that long, or until another thread has something for the dialer to do.
+fn rest(state: &mut MutexGuard<'_, PoolState>, time: Duration) {
+    state.sleeper = Some(thread::current());
+    let now = Instant::now();
+    MutexGuard::unlocked(state, || thread::park_timeout(nap(now, now.after(time))));
 }
 
 /// Ends all waits for a socket.

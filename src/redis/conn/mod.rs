@@ -22,6 +22,7 @@ pub(crate) mod socket;
 pub(crate) mod stream;
 #[cfg(feature = "tls")]
 pub(crate) mod tls;
+mod writable;
 
 #[cfg(test)]
 pub(crate) use crate::redis::conn::reader::read_reply;

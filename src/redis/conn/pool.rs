@@ -37,6 +37,8 @@ pub(crate) struct Pool {
     pub(in crate::redis) combiner: Combiner,
     /// A connection was made, and since then no write was answered, and none was closed.
     pub(super) is_unproven: AtomicBool,
+    /// Two servers behind the address take writes.
+    pub(super) are_two: AtomicBool,
     closed: AtomicBool,
     /// Set when the server no longer owns any slot of its cluster.
     retired: AtomicBool,
@@ -68,6 +70,7 @@ impl Pool {
             state: Mutex::default(),
             combiner: Combiner::default(),
             is_unproven: AtomicBool::new(false),
+            are_two: AtomicBool::new(false),
             closed: AtomicBool::new(false),
             retired: AtomicBool::new(false),
             generation: AtomicU64::new(0),
@@ -357,6 +360,7 @@ impl Pool {
         let mut state = self.state.lock();
         state.dialing.abandon_current();
         self.hurry_dialer(&mut state);
+        state.wake_watcher();
         drop(state);
         self.dismiss();
     }
@@ -385,6 +389,7 @@ impl Pool {
         if state.callers.is_empty() {
             self.hurry_dialer(&mut state);
         }
+        state.wake_watcher();
     }
 
     pub(crate) fn is_closed(&self) -> bool {

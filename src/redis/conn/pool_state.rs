@@ -35,6 +35,14 @@ pub(in crate::redis) struct PoolState {
     pub(super) dialing: Dialing,
     /// The dialer that pauses, or did.
     pub(super) sleeper: Option<Thread>,
+    /// When a new connection was last compared with an older one.
+    pub(super) compared: Option<Instant>,
+    /// How often the dialer still looks for a connection that was not compared.
+    pub(super) comparisons: u32,
+    /// Why calls may not lock: two servers behind the address take writes.
+    pub(super) two_servers: Option<String>,
+    /// The thread that compares their connections.
+    pub(super) watcher: Option<Thread>,
     /// The socket of the connection that the dialer makes, once the peer has accepted it.
     pub(super) accepted: Option<OwnedFd>,
     /// When the first of the calls gives up that have begun to wait since the last dial.
@@ -63,6 +71,11 @@ impl PoolState {
     /// Records when a call gives up that waits for a new connection.
     pub(super) fn note_end(&mut self, until: Instant) {
         self.soonest = Some(self.soonest.map_or(until, |other| other.min(until)));
+    }
+
+    /// Has the thread that compares the connections to two servers look whether it must end.
+    pub(super) fn wake_watcher(&self) {
+        self.watcher.iter().for_each(Thread::unpark);
     }
 
     pub(in crate::redis) fn put_back(&mut self, connection: Connection) {

@@ -241,12 +241,19 @@ impl<'a> EngineLoop<'a> {
         } in outgoing
         {
             let server = self.runtime.server(server, &command);
+            let refused = match is_asking(&command) {
+                true => server.check_one(),
+                false => Ok(()),
+            };
             // The open breaker of the server may admit no acquiring command now.
-            if command.acquires().is_some()
-                && let Err(open) = server.admit()
-            {
-                self.runtime.deployment.suspect();
-                self.end(ticket, &command, Err(open), now);
+            let refused = refused.and_then(|()| match command.acquires() {
+                Some(_) => server
+                    .admit()
+                    .inspect_err(|_| self.runtime.deployment.suspect()),
+                None => Ok(()),
+            });
+            if let Err(fault) = refused {
+                self.end(ticket, &command, Err(fault), now);
                 continue;
             }
             let inbox = self.runtime.inbox_at(&server, &command);
@@ -320,7 +327,7 @@ impl<'a> EngineLoop<'a> {
 
     /// Ends a command that was not sent.
     fn end(&mut self, ticket: u64, command: &Command, end: Result<Answer, Fault>, now: Instant) {
-        debug_assert!(command.acquires().is_some());
+        debug_assert!(is_asking(command));
         let mut fx = Effects::default();
         let servers = servers(self.runtime, &self.pipes);
         let more = (self.engine).ended(self.kernel, ticket, end, [now, now], &servers, &mut fx);
@@ -402,6 +409,11 @@ impl<'a> EngineLoop<'a> {
     }
 }
 
+/// Returns whether a command asks for a lock, or keeps a place.
+fn is_asking(command: &Command) -> bool {
+    command.acquires().is_some() || matches!(command.what, What::Refresh { .. })
+}
+
 /// Counts the failures of acquiring commands and refreshes towards the breakers, one for each
 /// server: one connection that ends fails all of its commands.
 fn count_failures(outcomes: &[Outcome]) {
@@ -413,9 +425,7 @@ fn count_failures(outcomes: &[Outcome]) {
         let (Work::Lock(_, command, _), Err(Fault::Unknown(cause))) = (work, end) else {
             continue;
         };
-        let is_asking =
-            command.acquires().is_some() || matches!(command.what, What::Refresh { .. });
-        if is_asking && !counted.iter().any(|known| Arc::ptr_eq(known, server)) {
+        if is_asking(command) && !counted.iter().any(|known| Arc::ptr_eq(known, server)) {
             server.failed_by(Some(cause), true);
             counted.push(server);
         }

@@ -12,8 +12,8 @@
 //!  a pause, unless it is the first failure since a success
 //! ```
 //!
-//! A connection is a success once it has delivered a message or has lived for 5 s: a server or proxy
-//! may answer SUBSCRIBE on each, and then close it.
+//! A connection is a success once it has delivered a message or has lived for 5 s: a server or
+//! proxy may answer SUBSCRIBE on each, and then close it.
 
 use std::os::fd::{AsFd as _, BorrowedFd};
 use std::sync::Arc;

@@ -1,0 +1,251 @@
+//! Promise: if an address leads to two servers that take writes, one error is logged and no call
+//! gets a lock there. A restart, lost data, a failover or a balancer before one server is no such
+//! case.
+
+use std::thread;
+use std::time::Instant;
+
+use leasehold::{Client, Error, Mutex};
+use log::Level;
+use support::{
+    FakeServer, Proxy, Recorder, Server, default_reply, eventually, log_records_about, ms,
+};
+
+support::tests![
+    two_writable_servers_behind_a_balancer_are_an_error,
+    new_connections_that_lead_to_another_server_are_an_error,
+    two_servers_are_forgotten_once_the_old_connection_ends,
+    two_listeners_of_one_server_are_no_error,
+    restarted_server_is_no_error,
+    lost_data_between_the_writes_is_no_error,
+    old_server_that_has_become_a_replica_is_no_error,
+    comparison_writes_with_the_permissions_of_each_user
+];
+
+const PROBES: &str = "leasehold:fence:probe:*";
+
+/// The limit for events that must happen, generous for a slow machine.
+const PATIENCE: std::time::Duration = ms(20_000);
+
+/// Has the client make another connection, for its subscription.
+fn connect_again(mutex: &Mutex) {
+    // A second call waits behind this one, at least until it is refused.
+    let _ = mutex.try_lock_for(ms(100));
+}
+
+/// Returns how many keys of comparisons a server has.
+fn probes(server: &Server) -> usize {
+    let keys: Vec<String> = redis::cmd("KEYS")
+        .arg(PROBES)
+        .query(&mut server.connection())
+        .unwrap();
+    keys.len()
+}
+
+/// Returns the errors that were logged about the proxy.
+fn errors(port: u16) -> Vec<String> {
+    let records = log_records_about(&format!("127.0.0.1:{port}")).into_iter();
+    let errors = records.filter(|record| record.level == Level::Error);
+    errors.map(|record| record.message).collect()
+}
+
+#[track_caller]
+fn assert_is_refused(client: &Client, port: u16) {
+    eventually(PATIENCE, || {
+        matches!(client.mutex("other").try_lock(), Err(Error::Config(_)))
+    });
+    let error = client.mutex("other").try_lock_for(ms(100)).unwrap_err();
+    let text = error.to_string();
+    assert!(matches!(error, Error::Config(_)), "{error:?}");
+    assert!(text.contains("two servers"), "{text}");
+    assert!(
+        text.matches(&format!("127.0.0.1:{port} (from")).count() == 2,
+        "{text}"
+    );
+    assert_eq!(errors(port), [text]);
+}
+
+/// The balancer takes turns between the servers. The threads use all connections all the time.
+fn two_writable_servers_behind_a_balancer_are_an_error() {
+    let (a, b) = (Server::start(), Server::start());
+    let proxy = Proxy::new(&a);
+    let port = proxy.port();
+    assert!(errors(port).is_empty());
+    let client = Client::open(proxy.url()).unwrap();
+    drop(client.mutex("a").lock().unwrap());
+    proxy.forward_to(b.port());
+    let start = Instant::now();
+    let is_over = || start.elapsed() > PATIENCE || !errors(port).is_empty();
+    thread::scope(|scope| {
+        for n in 0..6 {
+            let (client, is_over) = (&client, &is_over);
+            scope.spawn(move || {
+                while !is_over() {
+                    let _ = client.mutex(n.to_string()).try_lock();
+                }
+            });
+        }
+    });
+    assert_is_refused(&client, port);
+}
+
+fn new_connections_that_lead_to_another_server_are_an_error() {
+    let (a, b) = (Server::start(), Server::start());
+    let proxy = Proxy::new(&a);
+    assert!(errors(proxy.port()).is_empty());
+    let client = Client::open(proxy.url()).unwrap();
+    let other = a.client();
+    let _held = other.mutex("a").lock().unwrap();
+    drop(client.mutex("own").lock().unwrap());
+    proxy.forward_to(b.port());
+    // A call that waits ends, too.
+    let waiting = client.mutex("a").try_lock_for(PATIENCE);
+    assert!(matches!(waiting, Err(Error::Config(_))), "{waiting:?}");
+    assert_is_refused(&client, proxy.port());
+    assert!(probes(&a) >= 2 && probes(&b) >= 2);
+}
+
+fn two_servers_are_forgotten_once_the_old_connection_ends() {
+    let (a, b) = (Server::start(), Server::start());
+    let proxy = Proxy::new(&a);
+    assert!(errors(proxy.port()).is_empty());
+    let client = Client::open(proxy.url()).unwrap();
+    drop(client.mutex("a").lock().unwrap());
+    proxy.forward_to(b.port());
+    let blocker = b.client();
+    let _held = blocker.mutex("b").lock().unwrap();
+    let _ = client.mutex("b").try_lock_for(ms(100));
+    let holder = a.client();
+    let _held = holder.mutex("b").lock().unwrap();
+    connect_again(&client.mutex("b"));
+    assert_is_refused(&client, proxy.port());
+    // As with `on-marked-down shutdown-sessions`.
+    proxy.cut();
+    eventually(PATIENCE, || {
+        matches!(client.mutex("other").try_lock(), Ok(Ok(_)))
+    });
+    assert_eq!(errors(proxy.port()).len(), 1);
+}
+
+/// Has a client compare a connection to a proxy with one that it makes after `change`, and asserts
+/// that it finds one server.
+fn assert_is_one(server: &Server, change: impl FnOnce(&Proxy)) {
+    let proxy = Proxy::new(server);
+    assert!(errors(proxy.port()).is_empty());
+    let client = Client::open(proxy.url()).unwrap();
+    let other = server.client();
+    drop(client.mutex("a").lock().unwrap());
+    let _held = other.mutex("a").lock().unwrap();
+    change(&proxy);
+    connect_again(&client.mutex("a"));
+    eventually(PATIENCE, || client.mutex("b").try_lock().is_ok());
+    assert!(errors(proxy.port()).is_empty());
+}
+
+fn two_listeners_of_one_server_are_no_error() {
+    let server = Server::start();
+    let second = Proxy::new(&server);
+    assert_is_one(&server, |proxy| proxy.forward_to(second.port()));
+    assert_eq!(probes(&server), 1);
+}
+
+fn restarted_server_is_no_error() {
+    let mut server = Server::start();
+    let proxy = Proxy::new(&server);
+    assert!(errors(proxy.port()).is_empty());
+    let client = Client::open(proxy.url()).unwrap();
+    drop(client.mutex("a").lock().unwrap());
+    server.restart();
+    eventually(PATIENCE, || client.mutex("a").try_lock().is_ok());
+    let _held = client.mutex("a").lock().unwrap();
+    connect_again(&client.mutex("a"));
+    eventually(PATIENCE, || client.mutex("b").try_lock().is_ok());
+    assert!(errors(proxy.port()).is_empty());
+}
+
+/// FLUSHALL removes the first key before the second write.
+fn lost_data_between_the_writes_is_no_error() {
+    let server = FakeServer::with_writer({
+        let replies = parking_lot::Mutex::new(vec!["$-1\r\n", "+OK\r\n", "+OK\r\n", "+OK\r\n"]);
+        move |request, client| {
+            let reply = match request.name().as_str() {
+                "SET" => replies
+                    .lock()
+                    .pop()
+                    .unwrap_or("$-1\r\n")
+                    .as_bytes()
+                    .to_vec(),
+                "acquire" | "queue_enter" => {
+                    b"*4\r\n:0\r\n$5\r\nother\r\n:60000\r\n:-1\r\n".to_vec()
+                }
+                "queue_refresh" => b"*3\r\n:0\r\n:60000\r\n:-1\r\n".to_vec(),
+                "undo" | "queue_undo" => b"*1\r\n:0\r\n".to_vec(),
+                _ => default_reply(request).unwrap_or_default(),
+            };
+            std::io::Write::write_all(client, &reply)
+        }
+    });
+    assert!(errors(server.port()).is_empty());
+    let client = Client::open(server.url()).unwrap();
+    let taken = client.mutex("a").try_lock_for(ms(300));
+    assert!(matches!(taken, Ok(Err(_))), "{taken:?}");
+    assert_eq!(server.requests("SET").len(), 4);
+    assert!(errors(server.port()).is_empty());
+}
+
+/// The name leads to the promoted replica, and the old connection to the old master.
+fn old_server_that_has_become_a_replica_is_no_error() {
+    let (a, b) = (Server::start(), Server::start());
+    assert_is_one(&a, |proxy| {
+        a.run("REPLICAOF", &["127.0.0.1", &b.port().to_string()]);
+        proxy.forward_to(b.port());
+    });
+}
+
+/// No permission beyond those for locks. No lock of that name is listed.
+fn comparison_writes_with_the_permissions_of_each_user() {
+    let server = Server::start();
+    let recorder = Recorder::to(server.port());
+    let url = server.url_without_queues();
+    let url = url.replace(&server.port().to_string(), &recorder.port().to_string());
+    let client = Client::builder().url(url).queues(false).build().unwrap();
+    let _held = client.mutex("a").lock().unwrap();
+    connect_again(&client.mutex("a"));
+    let sets = || {
+        let mut all = recorder.exchanges();
+        all.retain(|one| one.request.words.first().is_some_and(|word| word == b"SET"));
+        all
+    };
+    eventually(PATIENCE, || {
+        sets().iter().filter(|one| one.reply.is_some()).count() >= 2
+    });
+    let shown: Vec<String> = sets()[..2]
+        .iter()
+        .map(|one| {
+            let words = one
+                .request
+                .words
+                .iter()
+                .map(|word| String::from_utf8_lossy(word));
+            let words: Vec<_> = words.collect();
+            let key = words[1].strip_prefix("leasehold:fence:probe:").unwrap();
+            assert_eq!(key.len(), 36, "{key}");
+            format!(
+                "{} {} {:?}",
+                words[0],
+                words[2..].join(" "),
+                one.reply.as_deref().unwrap()
+            )
+        })
+        .collect();
+    assert_ne!(sets()[0].request.connection, sets()[1].request.connection);
+    assert!(
+        shown[0].starts_with("SET 1 NX PX 5000") && shown[0].contains("OK"),
+        "{shown:?}"
+    );
+    assert!(
+        shown[1].starts_with("SET 1 NX PX 5000") && shown[1] != shown[0],
+        "{shown:?}"
+    );
+    assert_eq!(server.client().list("").unwrap().len(), 1);
+}
