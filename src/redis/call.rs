@@ -38,12 +38,11 @@ impl Server {
         unanswered: Option<Unanswered<'_, '_>>,
     ) -> Result<(Answer, Instant), NodeFault> {
         let is_write = call.verb.writes();
-        let _admission = match call.verb.is_stopped_by_breaker() {
-            true => {
-                self.check_one()?;
-                Some(self.health.admit(self.label())?)
-            }
-            false => None,
+        let _admission = if call.verb.is_stopped_by_breaker() {
+            self.check_one()?;
+            Some(self.health.admit(self.label())?)
+        } else {
+            None
         };
         // WAIT must follow on the call's own connection, and ASKING must directly precede the call.
         // Other calls must not wait behind a long reply.

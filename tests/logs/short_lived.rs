@@ -33,9 +33,10 @@ fn server_that_closes_at(words: &'static [&str], replies: bool) -> FakeServer {
             };
             client.write_all(&reply)?;
         }
-        match closes {
-            true => client.shutdown(Shutdown::Both),
-            false => Ok(()),
+        if closes {
+            client.shutdown(Shutdown::Both)
+        } else {
+            Ok(())
         }
     })
 }

@@ -131,9 +131,10 @@ impl Connector {
             }
             ConnectorKind::Sentinels(sentinels) => {
                 let open = |master: &Address, until: Instant, is_only: bool| {
-                    let ready_by = match is_only {
-                        true => until.max(Instant::now().after(limit)),
-                        false => until,
+                    let ready_by = if is_only {
+                        until.max(Instant::now().after(limit))
+                    } else {
+                        until
                     };
                     let deadlines = Deadlines {
                         soonest,

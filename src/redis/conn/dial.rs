@@ -207,9 +207,10 @@ impl Dialing {
     }
 
     pub(crate) fn failed(&mut self, now: Instant, failure: ConnectError) {
-        let pause = match failure.is_unanswered {
-            true => SILENCE.pause(self.silences),
-            false => RECONNECT.pause(self.failures),
+        let pause = if failure.is_unanswered {
+            SILENCE.pause(self.silences)
+        } else {
+            RECONNECT.pause(self.failures)
         };
         if failure.is_unanswered {
             self.silences = self.silences.saturating_add(1);

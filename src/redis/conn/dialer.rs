@@ -69,12 +69,11 @@ impl Pool {
                 let Some(at) = self.compares_at(&state) else {
                     return state.dialing.stop();
                 };
-                match now < at {
-                    true => {
-                        state.dialing.rests_until(at);
-                        rest(&mut state, now.until(at));
-                    }
-                    false => MutexGuard::unlocked(&mut state, || self.compare_idle()),
+                if now < at {
+                    state.dialing.rests_until(at);
+                    rest(&mut state, now.until(at));
+                } else {
+                    MutexGuard::unlocked(&mut state, || self.compare_idle());
                 }
                 continue;
             }

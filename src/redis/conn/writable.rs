@@ -157,9 +157,10 @@ impl Pool {
             let are_all_here = state.out == 0;
             if are_all_here || Instant::now() >= until || state.wants_connection(self.cap) {
                 state.compared = Some(Instant::now());
-                state.comparisons = match are_all_here {
-                    true => 0,
-                    false => state.comparisons.saturating_sub(1),
+                state.comparisons = if are_all_here {
+                    0
+                } else {
+                    state.comparisons.saturating_sub(1)
                 };
                 return;
             }

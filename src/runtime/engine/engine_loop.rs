@@ -241,9 +241,10 @@ impl<'a> EngineLoop<'a> {
         } in outgoing
         {
             let server = self.runtime.server(server, &command);
-            let refused = match is_asking(&command) {
-                true => server.check_one(),
-                false => Ok(()),
+            let refused = if is_asking(&command) {
+                server.check_one()
+            } else {
+                Ok(())
             };
             // The open breaker of the server may admit no acquiring command now.
             let refused = refused.and_then(|()| match command.acquires() {
