@@ -309,9 +309,10 @@ fn assemble(
         parsed("REDIS_DB", &db, "the number of a database")
     })?;
     // A URL has brackets around an IPv6 address.
-    let host = match host.contains(':') && !host.starts_with('[') {
-        true => format!("[{host}]"),
-        false => host.to_owned(),
+    let host = if host.contains(':') && !host.starts_with('[') {
+        format!("[{host}]")
+    } else {
+        host.to_owned()
     };
     Ok(format!("redis://{host}:{port}/{db}"))
 }

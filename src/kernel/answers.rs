@@ -65,9 +65,10 @@ impl LockEntry {
         });
         let Some(n) = found else {
             let is_unanswered = end.is_err();
-            return match self.answered_late(asked, end, cx) && is_unanswered {
-                true => ForCaller::IsUndoneLate,
-                false => ForCaller::GoesOn,
+            return if self.answered_late(asked, end, cx) && is_unanswered {
+                ForCaller::IsUndoneLate
+            } else {
+                ForCaller::GoesOn
             };
         };
         let flight = self.requests.change(n).flight.take();
@@ -182,9 +183,10 @@ impl LockEntry {
             }
             Err(Fault::Rejected(error)) => {
                 // It has not run, but for a place that was made before a grant to another failed.
-                match flight.attempt.enters() && !is_on(Mutant::RejectedEnterIsForgotten) {
-                    true => self.undo(&self.requests[n], &flight.id, Proof::AnyAnswer, cx),
-                    false => cx.kernel.table.forget_id(&flight.id),
+                if flight.attempt.enters() && !is_on(Mutant::RejectedEnterIsForgotten) {
+                    self.undo(&self.requests[n], &flight.id, Proof::AnyAnswer, cx)
+                } else {
+                    cx.kernel.table.forget_id(&flight.id)
                 }
                 ForCaller::of(self.fail(n, is_caller, Failure::Rejected(error), cx))
             }
@@ -197,9 +199,10 @@ impl LockEntry {
             }
             end => {
                 let fault = end.err().unwrap_or_else(|| Fault::Unknown(unexpected()));
-                match is_on(Mutant::UnansweredIsForgotten) {
-                    true => cx.kernel.table.forget_id(&flight.id),
-                    false => self.undo(&self.requests[n], &flight.id, Proof::KeySeen, cx),
+                if is_on(Mutant::UnansweredIsForgotten) {
+                    cx.kernel.table.forget_id(&flight.id)
+                } else {
+                    self.undo(&self.requests[n], &flight.id, Proof::KeySeen, cx)
                 }
                 if is_caller {
                     cx.fx.undo = Some(undo_of(&self.requests[n].lock, &flight.id));
@@ -219,9 +222,10 @@ impl LockEntry {
         cx: &mut Context<'_>,
     ) -> Option<Outcome> {
         let is_caller = matches!(flight.sender, Sender::Caller(_));
-        let receiver = match is_caller {
-            true => Receiver::Caller,
-            false => self.receiver(&self.requests[n]),
+        let receiver = if is_caller {
+            Receiver::Caller
+        } else {
+            self.receiver(&self.requests[n])
         };
         let is_closed = cx.kernel.is_closed() && !is_on(Mutant::ClosedClientGives);
         if receiver == Receiver::Nobody || is_closed {
@@ -230,9 +234,10 @@ impl LockEntry {
             return is_caller.then_some(Outcome::Failed(Failure::Closed));
         }
         let asked = self.requests[n].terms;
-        let terms = match is_caller {
-            true => asked,
-            false => self.receiver_terms(&self.requests[n]),
+        let terms = if is_caller {
+            asked
+        } else {
+            self.receiver_terms(&self.requests[n])
         };
         if !fits(&asked, &terms) {
             if !cx.kernel.is_quorum() {
@@ -245,15 +250,17 @@ impl LockEntry {
             self.set_due(n, cx.now);
             return None;
         }
-        let from = match is_on(Mutant::GrantCountsFromReply) {
-            true => cx.now,
-            false => sent,
+        let from = if is_on(Mutant::GrantCountsFromReply) {
+            cx.now
+        } else {
+            sent
         };
         let Some(mut lease) = LeaseState::acquired(from, cx.now, &untaken(&terms)) else {
             // It has ended before its reply arrived.
-            match is_on(Mutant::ExpiredGrantIsKept) {
-                true => cx.kernel.table.forget_id(&flight.id),
-                false => self.undo(&self.requests[n], &flight.id, Proof::AnyAnswer, cx),
+            if is_on(Mutant::ExpiredGrantIsKept) {
+                cx.kernel.table.forget_id(&flight.id)
+            } else {
+                self.undo(&self.requests[n], &flight.id, Proof::AnyAnswer, cx)
             }
             if !is_on(Mutant::ExpiredGrantIsNoFailure) {
                 self.note_silence(sent, Fault::Unknown(too_short()), cx);
@@ -397,9 +404,10 @@ impl LockEntry {
         let mut overdue = Vec::new();
         if let Some(soon) = soon {
             overdue.extend(self.requests.of_callers(true, [Instant::START, soon]));
-            let from = match is_on(Mutant::LateReaderIsOverdue) {
-                true => Instant::START,
-                false => self.last.heard(),
+            let from = if is_on(Mutant::LateReaderIsOverdue) {
+                Instant::START
+            } else {
+                self.last.heard()
             };
             overdue.extend(self.requests.of_callers(false, [from, soon]));
         }

@@ -167,9 +167,10 @@ impl Command {
                 send(queue(lock).refresh(*tokens, channel, &ids))
             }
             What::Leave { id, may_be_plain } => {
-                let at = match may_be_plain {
-                    true => AtRelease::MayBePlain,
-                    false => AtRelease::Usual,
+                let at = if *may_be_plain {
+                    AtRelease::MayBePlain
+                } else {
+                    AtRelease::Usual
                 };
                 send(lock.release(id.as_str().as_bytes(), at))
             }

@@ -171,9 +171,10 @@ impl LockEntry {
             let lock = Arc::clone(&request.lock);
             let places = self.requests.to_refresh(group);
             let wakes = |n: &RequestNo| self.wakes(self.requests[*n].serves);
-            let listens = match places.iter().any(wakes) {
-                true => Listens::Inbox,
-                false => Listens::No,
+            let listens = if places.iter().any(wakes) {
+                Listens::Inbox
+            } else {
+                Listens::No
             };
             let mut of = Vec::new();
             for no in places {

@@ -200,12 +200,11 @@ impl Engine {
             self.begin_round(kind, command, turn);
         }
         if let Some((command, work)) = lease.begin_work(now, turn.cx.fx) {
-            match kernel.has_rounds(&*work.lease.lock) {
-                true => self.begin_round(RoundKind::Lease(work), command, turn),
-                false => {
-                    if let Some((command, work)) = renewals.add(command, work, turn.route) {
-                        self.send(0, command, Purpose::Lease(work), turn);
-                    }
+            if kernel.has_rounds(&*work.lease.lock) {
+                self.begin_round(RoundKind::Lease(work), command, turn)
+            } else {
+                if let Some((command, work)) = renewals.add(command, work, turn.route) {
+                    self.send(0, command, Purpose::Lease(work), turn);
                 }
             }
         }

@@ -125,9 +125,10 @@ impl LastReply {
     /// A command that was sent at `sent` has no reply. If others were answered since, that is not
     /// because Redis is silent: its thread has not read the reply.
     fn note_silence(&mut self, sent: Instant) {
-        let since = match is_on(Mutant::LateReaderIsSilence) {
-            true => sent,
-            false => sent.max(self.heard),
+        let since = if is_on(Mutant::LateReaderIsSilence) {
+            sent
+        } else {
+            sent.max(self.heard)
         };
         self.silent_since.get_or_insert(since);
     }

@@ -158,10 +158,11 @@ impl Undecided<'_> {
 
     /// Returns the fault with this cause.
     pub(crate) fn fault(&self, cause: Cause) -> Fault {
-        match self.is_proposal || !self.was_sent {
+        if self.is_proposal || !self.was_sent {
             // The round itself releases what it has taken.
-            true => Fault::NotRun(cause),
-            false => Fault::Unknown(cause),
+            Fault::NotRun(cause)
+        } else {
+            Fault::Unknown(cause)
         }
     }
 }
@@ -331,9 +332,10 @@ impl Round {
 
     /// Returns when an open round is looked at.
     pub(super) fn next(&self, now: Instant) -> Instant {
-        match self.not_before <= now {
-            true => self.until.min(self.waits_until.unwrap_or(self.until)),
-            false => self.not_before,
+        if self.not_before <= now {
+            self.until.min(self.waits_until.unwrap_or(self.until))
+        } else {
+            self.not_before
         }
     }
 
@@ -358,9 +360,10 @@ impl Round {
             Verdict::Unknown if !late && self.is_release() && self.at.has(AtServer::Asked) => {
                 return None;
             }
-            Verdict::Open | Verdict::Unknown => Err(match self.slots.is_empty() {
-                true => route.undecided(&self.undecided()),
-                false => self.undecided().first_fault(),
+            Verdict::Open | Verdict::Unknown => Err(if self.slots.is_empty() {
+                route.undecided(&self.undecided())
+            } else {
+                self.undecided().first_fault()
             }),
         })
     }

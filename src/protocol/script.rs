@@ -257,12 +257,13 @@ impl<'a> Call<'a> {
         let uses_queue = self.script.commands().contains(&"LINDEX");
         let is_of_permits = |key: &Vec<u8>| key.starts_with(b"leasehold:permits");
         let can_be_plain = !self.keys[0].iter().any(is_of_permits);
-        match is_about_queue && uses_queue && can_be_plain {
-            true => format!(
+        if is_about_queue && uses_queue && can_be_plain {
+            format!(
                 "{rights}; plain locks and sets of names need no queue in a client that is built \
                  with ClientBuilder::queues(false)"
-            ),
-            false => rights,
+            )
+        } else {
+            rights
         }
     }
 

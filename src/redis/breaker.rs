@@ -82,9 +82,10 @@ impl Breaker {
     /// The time in which no call is admitted; `None` if closed.
     pub(super) fn retry_in(&self, now: Instant) -> Option<Duration> {
         let retry_in = now.until(self.next?);
-        Some(match self.is_busy {
-            true => retry_in.max(BUSY),
-            false => retry_in,
+        Some(if self.is_busy {
+            retry_in.max(BUSY)
+        } else {
+            retry_in
         })
     }
 }

@@ -151,15 +151,14 @@ impl Server {
                 pack_wait(replicas, buffer);
             }
         })?;
-        let answer = match call.asking {
+        let answer = if call.asking {
             // If ASKING itself was refused, its error is the one to report, unless the call ran:
             // the node had become the owner.
-            true => {
-                let asked = connection.answer_to(first_until, Verb::Asking)?;
-                let answer = connection.answer_to(first_until, call.verb)?;
-                answer.or_else(|error| asked.and(Err(error)))
-            }
-            false => connection.answer_to(first_until, call.verb)?,
+            let asked = connection.answer_to(first_until, Verb::Asking)?;
+            let answer = connection.answer_to(first_until, call.verb)?;
+            answer.or_else(|error| asked.and(Err(error)))
+        } else {
+            connection.answer_to(first_until, call.verb)?
         };
         if call.replicas.is_none() {
             return Ok((answer, None));

@@ -41,13 +41,12 @@ impl Server {
         let connection = pooled.connection();
         let pack = |buffer: &mut _| command.write_packed_command(buffer);
         let mut trip = || {
-            let asked = match asking {
-                true => {
-                    let ask = redis::cmd("ASKING");
-                    let asked = connection.trip(by, |buffer| ask.write_packed_command(buffer))?;
-                    asked.into_result().map(drop)
-                }
-                false => Ok(()),
+            let asked = if asking {
+                let ask = redis::cmd("ASKING");
+                let asked = connection.trip(by, |buffer| ask.write_packed_command(buffer))?;
+                asked.into_result().map(drop)
+            } else {
+                Ok(())
             };
             let answer = match name {
                 "SCAN" => connection.long_trip(by, pack),

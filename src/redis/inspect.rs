@@ -87,9 +87,10 @@ impl Deployment {
                 Err(why) => fault = why.at(server.label()),
             }
         }
-        match answered < quorum.size.needed {
-            true => Err(fault),
-            false => Ok(highest),
+        if answered < quorum.size.needed {
+            Err(fault)
+        } else {
+            Ok(highest)
         }
     }
 

@@ -222,9 +222,10 @@ impl<J: Job> Pipeline<J> {
             Link::Connecting { since, .. } => since.after(timeout),
             Link::Open(line) => {
                 let may_pack = line.output.is_written() && self.may_pack(line);
-                match line.has_more || !self.queued.is_empty() && may_pack {
-                    true => Instant::START,
-                    false => self.late_at(line),
+                if line.has_more || !self.queued.is_empty() && may_pack {
+                    Instant::START
+                } else {
+                    self.late_at(line)
                 }
             }
         }
@@ -281,9 +282,10 @@ impl<J: Job> Pipeline<J> {
         }
         let is_late = self.late_at(line) <= now;
         // A reply that has arrived counts, although this thread reads it late.
-        let mut reads = match is_ready || is_late || line.has_more {
-            true => MOST_READS,
-            false => 0,
+        let mut reads = if is_ready || is_late || line.has_more {
+            MOST_READS
+        } else {
+            0
         };
         let before = (self.sent.len(), line.wait.is_some());
         self.read(line, &mut reads)?;

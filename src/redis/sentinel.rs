@@ -192,25 +192,27 @@ impl Sentinels {
         };
         let ask = |n| {
             let (this, asking) = (Arc::clone(self), Arc::clone(&self.asking[n]));
-            move || match Arc::strong_count(&asking) <= MOST_ASKING + 1 {
-                true => {
+            move || {
+                if Arc::strong_count(&asking) <= MOST_ASKING + 1 {
                     let report = this.ask(n, timeout)?;
                     let is_news = this.beliefs.lock().heard(n, &report, Instant::now());
                     if is_news {
                         this.changed();
                     }
                     Ok(report)
+                } else {
+                    Err((ErrorKind::Io, "earlier questions have no answer yet").into())
                 }
-                false => Err((ErrorKind::Io, "earlier questions have no answer yet").into()),
             }
         };
         let asks = (0..self.len()).map(ask);
         let enough = |answers: &Answers<Report>| {
             // A client without a master would believe the first answer, so it waits for a majority.
             let is_ready = has_master || answers.is_late || has_majority(answers);
-            match is_ready && !answers.good.is_empty() {
-                true => Enough::Nearly,
-                false => Enough::No,
+            if is_ready && !answers.good.is_empty() {
+                Enough::Nearly
+            } else {
+                Enough::No
             }
         };
         let answers = gather(&self.dialers, asks, timeout, is_final_at_logon, enough);
@@ -365,9 +367,10 @@ impl Sentinels {
     /// Returns advice for a peer that accepts connections and does not reply: the master if its
     /// address is being tried, else a sentinel.
     pub(super) fn tls_hint(&self) -> String {
-        let sentinel = match self.trying.lock().is_some() {
-            true => None,
-            false => self.sentinel.sentinels.first(),
+        let sentinel = if self.trying.lock().is_some() {
+            None
+        } else {
+            self.sentinel.sentinels.first()
         };
         sentinel.unwrap_or(&self.sentinel.data).tls_hint()
     }

@@ -104,9 +104,10 @@ impl Server {
         is_write: bool,
     ) -> Fault {
         // A server whose reply is too large can be reached.
-        let is_servers_fault = match error.is_timeout() {
-            true => self.had_time(sent, until),
-            false => !Violation::is_too_large(&error),
+        let is_servers_fault = if error.is_timeout() {
+            self.had_time(sent, until)
+        } else {
+            !Violation::is_too_large(&error)
         };
         let counts = counts && is_servers_fault;
         let is_closed = error.is_connection_dropped();
@@ -194,9 +195,10 @@ impl Server {
 
     /// Returns the last release that failed, if the server has served no write since.
     pub(super) fn ignored_release(&self) -> Option<IgnoredRelease> {
-        match self.ignores_releases.load(Ordering::Relaxed) {
-            true => self.ignored_release.lock().clone(),
-            false => None,
+        if self.ignores_releases.load(Ordering::Relaxed) {
+            self.ignored_release.lock().clone()
+        } else {
+            None
         }
     }
 

@@ -224,12 +224,13 @@ fn one_call_or_probe_starts_in_a_second() {
     open_breaker(&client);
     let starts = || {
         let exchanges = proxy.exchanges();
-        let names = exchanges
-            .iter()
-            .map(|exchange| match exchange.is_message() {
-                true => String::new(),
-                false => exchange.request.name(),
-            });
+        let names = exchanges.iter().map(|exchange| {
+            if exchange.is_message() {
+                String::new()
+            } else {
+                exchange.request.name()
+            }
+        });
         names
             .filter(|name| name == "acquire" || name == "probe")
             .count()

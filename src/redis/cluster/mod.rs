@@ -131,9 +131,10 @@ impl Cluster {
     /// Returns the fault of a call that ends at `server`; an earlier node `may_have_run` it.
     fn last_fault(&self, fault: NodeFault, server: &Server, may_have_run: bool) -> Fault {
         let fault = Fault::from(fault).at(&self.map.label_of(server));
-        match may_have_run {
-            true => fault.after_others(),
-            false => fault,
+        if may_have_run {
+            fault.after_others()
+        } else {
+            fault
         }
     }
 

@@ -92,9 +92,10 @@ impl SlotMap {
         })?;
         let reports: Vec<NodeReport> = answers.good.into_iter().map(|(_, report)| report).collect();
         let members = answers.asked - (answers.done - reports.len());
-        match reports.len() * 2 > members {
-            true => Ok((reports.len(), reports)),
-            false => Ok((members, reports)),
+        if reports.len() * 2 > members {
+            Ok((reports.len(), reports))
+        } else {
+            Ok((members, reports))
         }
     }
 

@@ -251,9 +251,10 @@ impl SlotMap {
         let label = server.label();
         let is_label = |(host, port): HostPort| self.nodes.data.at(&host, port).label == label;
         let is_seed = || self.nodes.addresses().any(is_label);
-        match server.pool.connector.has_replied() || is_seed() {
-            true => label.to_owned(),
-            false => format!("the nodes of the cluster announce {label}"),
+        if server.pool.connector.has_replied() || is_seed() {
+            label.to_owned()
+        } else {
+            format!("the nodes of the cluster announce {label}")
         }
     }
 

@@ -144,9 +144,10 @@ impl Connection {
 
     /// Reads the reply to a call, by `until`.
     pub(crate) fn answer_to(&mut self, until: Instant, verb: Verb) -> CallResult {
-        let value = match verb.lists_holders() {
-            true => self.with_long_limit(|connection| connection.answer(until))?,
-            false => self.answer(until)?,
+        let value = if verb.lists_holders() {
+            self.with_long_limit(|connection| connection.answer(until))?
+        } else {
+            self.answer(until)?
         };
         self.meaning_of(value, verb)
     }
@@ -283,9 +284,10 @@ impl Connection {
             return Ok(value);
         }
         self.message_since.get_or_insert_with(Instant::now);
-        match Instant::now() >= self.message_due() {
-            true => Err(self.reader.violation_by_rest(ViolationKind::Endless).into()),
-            false => Ok(None),
+        if Instant::now() >= self.message_due() {
+            Err(self.reader.violation_by_rest(ViolationKind::Endless).into())
+        } else {
+            Ok(None)
         }
     }
 

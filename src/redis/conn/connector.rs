@@ -188,9 +188,10 @@ impl Connector {
             Some(failure) => Cause::of_failure(failure, &self.tls_hint()),
             None => Cause::no_connection(error, limit),
         };
-        match is_final {
-            true => cause,
-            false => self.with_announced(cause),
+        if is_final {
+            cause
+        } else {
+            self.with_announced(cause)
         }
     }
 
@@ -217,9 +218,10 @@ impl Connector {
             |sentinels: &Arc<Sentinels>| sentinels.trying().is_none() && sentinels.awaits_first();
         let awaits_first =
             self.awaits_first.load(Ordering::Relaxed) || self.sentinels().is_some_and(of_sentinels);
-        self.with_announced(match awaits_first {
-            true => Cause::of_failure(&ConnectFailure::Silent, &self.tls_hint()),
-            false => Cause::silence("no connection in time"),
+        self.with_announced(if awaits_first {
+            Cause::of_failure(&ConnectFailure::Silent, &self.tls_hint())
+        } else {
+            Cause::silence("no connection in time")
         })
     }
 

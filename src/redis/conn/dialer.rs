@@ -105,11 +105,12 @@ impl Pool {
                 }
                 Err(_) => {}
             }
-            match has_failed {
+            if has_failed {
                 // The calls that were waiting may end with this failure.
-                true => self.wake_all(&state),
+                self.wake_all(&state)
+            } else {
                 // Thousands may wait for one connection.
-                false => self.wake_next(&state),
+                self.wake_next(&state)
             }
             if ends_waits && state.dialing.is_current(number) {
                 // All waiting calls fail with this error. The next call starts a dialer, which

@@ -71,9 +71,12 @@ impl Connection {
         match open() {
             // The password may have changed after it was read.
             Err(error) if address.credentials.is_some() && is_rejected_logon(&error) => open()
-                .map_err(|error| match is_rejected_logon(&error) {
-                    true => ConnectFailure::Rejected(library_text(&error)).into(),
-                    false => error,
+                .map_err(|error| {
+                    if is_rejected_logon(&error) {
+                        ConnectFailure::Rejected(library_text(&error)).into()
+                    } else {
+                        error
+                    }
                 }),
             opened => opened,
         }
@@ -155,10 +158,11 @@ impl Connection {
         awaits_first: bool,
     ) -> Result<(), Refusal> {
         let steps = commands(what);
-        let size = match what.with_optional {
-            true => steps.len().max(1),
+        let size = if what.with_optional {
+            steps.len().max(1)
+        } else {
             // One by one: an error then names the command at which the peer closes the connection.
-            false => 1,
+            1
         };
         for (n, steps) in steps.chunks(size).enumerate() {
             let sent = self.log_on(steps, until, awaits_first && n == 0);

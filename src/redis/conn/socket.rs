@@ -136,9 +136,10 @@ impl Socket {
             if !blocks && !left.is_zero() {
                 wait(&self.0, PollFlags::IN, left)?;
             }
-            let flags = match blocks {
-                true => how,
-                false => how | RecvFlags::DONTWAIT,
+            let flags = if blocks {
+                how
+            } else {
+                how | RecvFlags::DONTWAIT
             };
             match recv(&self.0, &mut *bytes, flags) {
                 Ok((count, _)) => return Ok(count),
@@ -232,9 +233,10 @@ pub(crate) fn wait_for_sockets<'a>(
     left: Option<Duration>,
 ) -> io::Result<Vec<bool>> {
     let polled = sockets.map(|(socket, is_written)| {
-        let flags = match is_written {
-            true => PollFlags::IN | PollFlags::OUT,
-            false => PollFlags::IN,
+        let flags = if is_written {
+            PollFlags::IN | PollFlags::OUT
+        } else {
+            PollFlags::IN
         };
         PollFd::from_borrowed_fd(socket, flags)
     });

@@ -149,10 +149,11 @@ impl TlsStream {
     /// Writes as much of `bytes` as is taken without waiting; returns how much. That is only
     /// encrypted: see [`flush`](Self::flush).
     pub(super) fn write_some(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self.flush()? {
+        if self.flush()? {
             // Zero if the buffer of rustls is full.
-            true => self.tls.writer().write(bytes),
-            false => Ok(0),
+            self.tls.writer().write(bytes)
+        } else {
+            Ok(0)
         }
     }
 

@@ -32,9 +32,12 @@ fn ask_all(all: &'static [Behavior], timeout: Duration) -> Result<Vec<usize>, No
         }
     };
     let asks = all.iter().enumerate().map(ask);
-    let enough = |answers: &Answers<usize>| match answers.good.is_empty() {
-        true => Enough::No,
-        false => Enough::Nearly,
+    let enough = |answers: &Answers<usize>| {
+        if answers.good.is_empty() {
+            Enough::No
+        } else {
+            Enough::Nearly
+        }
     };
     let dialers = ThreadGroup::default();
     let outcome = gather(&dialers, asks, timeout, is_final_at_logon, enough);

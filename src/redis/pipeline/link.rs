@@ -191,9 +191,10 @@ impl<J: Job> Pipeline<J> {
         let sent = mem::take(&mut self.sent).into_iter();
         let sent = sent.map(|sent| (sent.queued.job, sent.at, sent.name, sent.end <= written));
         for (job, sent, name, may_have_run) in unacknowledged.chain(sent) {
-            let fault = match may_have_run {
-                true => Fault::Unknown(cause(sent, name)),
-                false => Fault::NotRun(cause(sent, name)),
+            let fault = if may_have_run {
+                Fault::Unknown(cause(sent, name))
+            } else {
+                Fault::NotRun(cause(sent, name))
             };
             self.end(job, sent, Err(fault.into()));
         }

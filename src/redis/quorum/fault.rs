@@ -38,9 +38,10 @@ impl Quorum {
         let servers = self.servers.iter();
         let answers = servers.filter(|server| server.health.has_answered_since(since));
         let (answers, Majority { all, needed }) = (answers.count(), self.size);
-        Cause::silence(match answers >= needed {
-            true => format!("{answers} of {all} servers answered, and do not agree"),
-            false => format!("{answers} of {all} servers answered, {needed} needed"),
+        Cause::silence(if answers >= needed {
+            format!("{answers} of {all} servers answered, and do not agree")
+        } else {
+            format!("{answers} of {all} servers answered, {needed} needed")
         })
     }
 

@@ -257,9 +257,10 @@ impl Beliefs {
 
     /// Returns when all sentinels must be asked again.
     pub(crate) fn ask_at(&self) -> Instant {
-        match self.must_ask {
-            true => Instant::START,
-            false => self.ask_at,
+        if self.must_ask {
+            Instant::START
+        } else {
+            self.ask_at
         }
     }
 

@@ -89,9 +89,10 @@ impl Route for Servers<'_> {
     }
 
     fn not_connected(&self, server: ServerNo) -> Fault {
-        match self.deployment.is_quorum() {
-            true => self.pipes.why_down(server),
-            false => Fault::NotRun(Cause::text("not connected")),
+        if self.deployment.is_quorum() {
+            self.pipes.why_down(server)
+        } else {
+            Fault::NotRun(Cause::text("not connected"))
         }
     }
 

@@ -239,13 +239,12 @@ impl Pipes {
                 continue;
             };
             let owner = map.owner_of(slot);
-            match may_resend(&sending.work) {
-                true => self.push_to(runtime, &owner, sending),
-                false => {
-                    let (sent, end) = (now, Err(NodeFault::NoScript));
-                    let job = sending;
-                    outcomes.push(outcome(&owner, Ended { job, sent, end }));
-                }
+            if may_resend(&sending.work) {
+                self.push_to(runtime, &owner, sending)
+            } else {
+                let (sent, end) = (now, Err(NodeFault::NoScript));
+                let job = sending;
+                outcomes.push(outcome(&owner, Ended { job, sent, end }));
             }
         }
         outcomes

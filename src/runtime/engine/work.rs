@@ -119,9 +119,10 @@ impl Sending {
                     What::Undo { ids } => ids.len(),
                     _ => 1,
                 };
-                match undone.removed.len() < sent {
-                    true => Err(Fault::Unknown(Cause::text("its slot is being moved"))),
-                    false => Ok(answer),
+                if undone.removed.len() < sent {
+                    Err(Fault::Unknown(Cause::text("its slot is being moved")))
+                } else {
+                    Ok(answer)
                 }
             }
             _ => Ok(answer),

@@ -259,9 +259,10 @@ fn join_those_behind_lost_ones(exchanges: &mut Vec<Exchange>) {
         let connection = exchange.request.connection;
         let is_behind = |one: &Exchange| one.request.connection == connection;
         let lost = |one: &Exchange| one.is_lost && is_behind(one);
-        let at = match in_order.iter().any(lost) {
-            true => in_order.iter().rposition(is_behind).map(|last| last + 1),
-            false => None,
+        let at = if in_order.iter().any(lost) {
+            in_order.iter().rposition(is_behind).map(|last| last + 1)
+        } else {
+            None
         };
         in_order.insert(at.unwrap_or(in_order.len()), exchange);
     }

@@ -391,9 +391,10 @@ impl World {
     }
 
     pub(super) fn soon(&mut self, client: usize, actor: Actor) {
-        let hop = match self.plan.has_faults() && self.sched.chance(10) {
-            true => self.sched.range(MS, 10 * MS),
-            false => self.sched.range(2, 60),
+        let hop = if self.plan.has_faults() && self.sched.chance(10) {
+            self.sched.range(MS, 10 * MS)
+        } else {
+            self.sched.range(2, 60)
         };
         self.event(self.now + hop, Event::Run(client, actor));
     }
