@@ -161,20 +161,24 @@ fn restarted_server_is_no_error() {
     connect_again(&client.mutex("a"));
     eventually(PATIENCE, || client.mutex("b").try_lock().is_ok());
     assert!(errors(proxy.port()).is_empty());
+    assert!(probes(&server) >= 1);
 }
 
-/// FLUSHALL removes the first key before the second write.
+/// The server loses each key before the next write, as by an eviction or a flood of FLUSHALL.
 fn lost_data_between_the_writes_is_no_error() {
     let server = FakeServer::with_writer({
-        let replies = parking_lot::Mutex::new(vec!["$-1\r\n", "+OK\r\n", "+OK\r\n", "+OK\r\n"]);
+        let last = parking_lot::Mutex::new(Vec::new());
         move |request, client| {
             let reply = match request.name().as_str() {
-                "SET" => replies
-                    .lock()
-                    .pop()
-                    .unwrap_or("$-1\r\n")
-                    .as_bytes()
-                    .to_vec(),
+                "SET" => {
+                    last.lock().clone_from(&request.words[2]);
+                    b"+OK\r\n".to_vec()
+                }
+                "GET" => {
+                    let value = last.lock();
+                    let length = format!("${}\r\n", value.len()).into_bytes();
+                    [&length[..], &value[..], &b"\r\n"[..]].concat()
+                }
                 "acquire" | "queue_enter" => {
                     b"*4\r\n:0\r\n$5\r\nother\r\n:60000\r\n:-1\r\n".to_vec()
                 }
@@ -189,7 +193,7 @@ fn lost_data_between_the_writes_is_no_error() {
     let client = Client::open(server.url()).unwrap();
     let taken = client.mutex("a").try_lock_for(ms(300));
     assert!(matches!(taken, Ok(Err(_))), "{taken:?}");
-    assert_eq!(server.requests("SET").len(), 4);
+    assert!(server.requests("SET").len() >= 2);
     assert!(errors(server.port()).is_empty());
 }
 
@@ -200,6 +204,7 @@ fn old_server_that_has_become_a_replica_is_no_error() {
         a.run("REPLICAOF", &["127.0.0.1", &b.port().to_string()]);
         proxy.forward_to(b.port());
     });
+    assert_eq!(probes(&b), 1);
 }
 
 /// No permission beyond those for locks. No lock of that name is listed.
@@ -244,7 +249,7 @@ fn comparison_writes_with_the_permissions_of_each_user() {
         "{shown:?}"
     );
     assert!(
-        shown[1].starts_with("SET 1 NX PX 5000") && shown[1] != shown[0],
+        shown[1].starts_with("SET 2 NX PX 5000") && !shown[1].contains("OK"),
         "{shown:?}"
     );
     assert_eq!(server.client().list("").unwrap().len(), 1);

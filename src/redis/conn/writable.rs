@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
-use redis::{RedisError, RedisResult};
+use redis::RedisResult;
 
 use crate::clock::{Instant, nap, sleep};
 use crate::error::Error;
@@ -43,6 +43,10 @@ pub(super) const MOST_COMPARISONS: u32 = 5;
 
 /// How long a key of a check lasts, in ms.
 const LASTS_MS: u32 = 5_000;
+
+/// The values of such a key.
+const BY_NEWER: &str = "1";
+const BY_OLDER: &str = "2";
 
 /// What the servers behind two connections are.
 pub(in crate::redis) enum Compared {
@@ -282,8 +286,9 @@ impl Pool {
 
 /// Compares the servers of two connections. Fails if the newer one does.
 ///
-/// A server may lose the first key before the second write, as by FLUSHALL: so two pairs of writes
-/// are needed to find two servers.
+/// One server may lose the key before the second write: by FLUSHALL, by an eviction, or because
+/// the key expires while this process stands still. The newer connection then reads what the older
+/// one wrote, or nothing.
 fn compare(
     newer: &mut Connection,
     older: &mut Connection,
@@ -291,28 +296,48 @@ fn compare(
 ) -> RedisResult<Compared> {
     for _ in 0..2 {
         let key = format!("leasehold:fence:probe:{}", random::uuid());
-        if !matches!(write(newer, &key, timeout)?, Write::Done) {
+        if !matches!(write(newer, &key, BY_NEWER, timeout)?, Write::Done) {
             return Ok(Compared::NotTwo);
         }
-        match write(older, &key, timeout) {
+        match write(older, &key, BY_OLDER, timeout) {
             Ok(Write::Done) => {}
             Ok(Write::Exists) => return Ok(Compared::NotTwo),
             Ok(Write::Refused) => return Ok(Compared::OlderRefuses),
             Err(_) => return Ok(Compared::OlderIsSilent),
         }
+        if !has_own(newer, &key, timeout)? {
+            return Ok(Compared::NotTwo);
+        }
     }
     Ok(Compared::Two)
 }
 
-/// Writes a key that does not exist on the server.
-fn write(connection: &mut Connection, key: &str, timeout: Duration) -> Result<Write, RedisError> {
+/// Writes a key unless it exists on the server.
+fn write(
+    connection: &mut Connection,
+    key: &str,
+    value: &str,
+    timeout: Duration,
+) -> RedisResult<Write> {
     let mut set = redis::cmd("SET");
-    set.arg(key).arg("1").arg("NX").arg("PX").arg(LASTS_MS);
+    (set.arg(key).arg(value).arg("NX")).arg("PX").arg(LASTS_MS);
     let until = Instant::now().after(timeout);
     match connection.trip(until, |buffer| set.write_packed_command(buffer))? {
         Reply::Status(text) if text == "OK" => Ok(Write::Done),
         Reply::Nil => Ok(Write::Exists),
         Reply::Error(_) => Ok(Write::Refused),
         _ => Err(connection.malformed()),
+    }
+}
+
+/// Returns whether a key still has the value that the newer connection has written.
+fn has_own(newer: &mut Connection, key: &str, timeout: Duration) -> RedisResult<bool> {
+    let mut get = redis::cmd("GET");
+    get.arg(key);
+    let until = Instant::now().after(timeout);
+    match newer.trip(until, |buffer| get.write_packed_command(buffer))? {
+        Reply::Text(value) => Ok(value == BY_NEWER.as_bytes()),
+        Reply::Nil | Reply::Error(_) => Ok(false),
+        _ => Err(newer.malformed()),
     }
 }
