@@ -39,8 +39,8 @@ pub enum Error {
     ///
     /// Change what the message names. No command was sent with it.
     ///
-    /// - From a call that locks: you do not hold the lock. The message may say that the address
-    ///   leads to two servers that take writes.
+    /// - From a call that locks: you do not hold the lock. If the address leads to two servers that
+    ///   take writes, the message names them, and the call may have sent commands before.
     /// - From [`set_ttl`](crate::Lease::set_ttl): the ttl is unchanged, and you hold the lock
     ///   as long as [`is_held`](crate::Lease::is_held) returns true.
     /// - From [`keep_for`](crate::Lease::keep_for): nothing has changed, and you hold the lock as

@@ -12,6 +12,7 @@
 //!     +----------------------------------+
 //! ```
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::thread;
@@ -116,7 +117,8 @@ impl Pool {
                 connection.is_compared = true;
                 return Ok(Some(connection));
             }
-            if self.is_closed() || state.compared.is_some_and(|at| at.until(now) < EVERY) {
+            let is_recent = state.compared.is_some_and(|at| at.until(now) < EVERY);
+            if is_recent || !self.compares(&state) {
                 return Ok(Some(connection));
             }
             state.compared = Some(now);
@@ -140,9 +142,15 @@ impl Pool {
         None
     }
 
+    /// Returns whether connections are compared: not once they have led to two servers, which
+    /// [`watch_two`](Self::watch_two) goes on comparing.
+    fn compares(&self, state: &PoolState) -> bool {
+        state.two_servers.is_none() && !self.is_closed() && !self.is_retired()
+    }
+
     /// Returns when the dialer must look for a connection that was not compared, if it must.
     pub(super) fn compares_at(&self, state: &PoolState) -> Option<Instant> {
-        if state.comparisons == 0 || self.is_closed() || self.is_retired() {
+        if state.comparisons == 0 || !self.compares(state) {
             return None;
         }
         Some(state.compared.map_or(Instant::START, |at| at.after(EVERY)))
@@ -172,9 +180,10 @@ impl Pool {
             sleep(LOOKS_EVERY);
         };
         let (newer, older) = pair;
-        match self.compare_two(newer, older) {
-            Ok(Some(newer)) => self.give_back(newer),
-            Ok(None) | Err(_) => self.lost(),
+        // A user's logger may panic.
+        match catch_unwind(AssertUnwindSafe(|| self.compare_two(newer, older))) {
+            Ok(Ok(Some(newer))) => self.give_back(newer),
+            _ => self.lost(),
         }
     }
 
@@ -198,14 +207,18 @@ impl Pool {
             Compared::OlderRefuses => {
                 drop(older);
                 self.lost();
-                self.leave(newer.generation);
-                newer.generation = self.generation();
+                // As in `connect`: if another thread was first, the connection is not used.
+                if self.leave(newer.generation) {
+                    newer.generation += 1;
+                }
             }
             Compared::OlderIsSilent => {
                 drop(older);
                 self.lost();
                 self.forget_idle();
             }
+            // Another master has taken over meanwhile.
+            Compared::Two if self.is_over(newer.generation) => self.give_back(older),
             Compared::Two => {
                 self.lost();
                 self.found_two(newer, older);
@@ -217,6 +230,10 @@ impl Pool {
 
     /// Has all calls that lock fail from now on, until a later comparison finds no two servers.
     fn found_two(self: &Arc<Self>, newer: Connection, older: Connection) {
+        if self.state.lock().two_servers.is_some() {
+            // Another dialer has compared other connections meanwhile.
+            return;
+        }
         let server = self.connector.label.clone();
         let text = format!(
             "two servers behind {server} take writes, {} and {}, so a lock could have two holders: \
@@ -339,5 +356,86 @@ fn has_own(newer: &mut Connection, key: &str, timeout: Duration) -> RedisResult<
         Reply::Text(value) => Ok(value == BY_NEWER.as_bytes()),
         Reply::Nil | Reply::Error(_) => Ok(false),
         _ => Err(newer.malformed()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+    use std::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    use crate::config::Config;
+    use crate::redis::conn::connector::Connector;
+    use crate::url::Address;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    /// Returns a pool, and two of its connections, to peers that send these replies.
+    fn pool_and_pair(
+        replies: [&str; 2],
+    ) -> (Arc<Pool>, [Connection; 2], [TcpStream; 2], TcpListener) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("redis://{}", listener.local_addr().unwrap());
+        let address = Address::parse(&url).unwrap();
+        let mut peers = Vec::new();
+        let pair = replies.map(|replies| {
+            let until = Instant::now().after(LONG);
+            let mut connection = Connection::connect(&address, until, |_| ()).unwrap();
+            connection.is_compared = true;
+            let mut peer = listener.accept().unwrap().0;
+            peer.write_all(replies.as_bytes()).unwrap();
+            peers.push(peer);
+            connection
+        });
+        let connector = Connector::to_server(address, None, &Config::default());
+        let pool = Arc::new(Pool::new(connector, 4));
+        pool.state.lock().out = 1;
+        (pool, pair, peers.try_into().unwrap(), listener)
+    }
+
+    /// The older connection leads to a replica now, and sentinels have named a further master
+    /// meanwhile.
+    #[test]
+    fn connection_of_a_generation_that_was_left_keeps_it() {
+        let (pool, [newer, older], _peers, _listener) =
+            pool_and_pair(["+OK\r\n", "-READONLY no\r\n"]);
+        assert!(pool.leave(newer.generation));
+        let newer = pool.compare_two(newer, older).unwrap().unwrap();
+        assert_ne!(newer.generation, pool.generation());
+    }
+
+    #[test]
+    fn two_servers_are_not_reported_once_their_generation_was_left() {
+        let two = ["+OK\r\n$1\r\n1\r\n+OK\r\n$1\r\n1\r\n", "+OK\r\n+OK\r\n"];
+        let (pool, [newer, older], _peers, _listener) = pool_and_pair(two);
+        assert!(pool.leave(newer.generation));
+        assert!(pool.compare_two(newer, older).unwrap().is_some());
+        assert!(pool.check_one().is_ok());
+        assert_eq!(pool.connector.dialers.wait(Instant::now()), 0);
+    }
+
+    #[test]
+    fn two_servers_are_reported_and_watched_once() {
+        let (pool, [newer, older], _peers, _listener) = pool_and_pair([""; 2]);
+        pool.found_two(newer, older);
+        assert!(pool.check_one().is_err());
+        assert_eq!(pool.connector.dialers.wait(Instant::now()), 1);
+        // Another dialer has compared other connections meanwhile.
+        let (_, [newer, older], _more_peers, _other) = pool_and_pair([""; 2]);
+        pool.found_two(newer, older);
+        assert_eq!(pool.connector.dialers.wait(Instant::now()), 1);
+        // No further connections are compared.
+        let (_, [mut newer, _older], _no_peers, _none) = pool_and_pair([""; 2]);
+        newer.is_compared = false;
+        pool.state.lock().comparisons = 1;
+        assert!(pool.compares_at(&pool.state.lock()).is_none());
+        let newer = pool.check_writable(newer).unwrap().unwrap();
+        assert!(!newer.is_compared);
+        assert!(pool.state.lock().compared.is_none());
+        pool.close();
+        assert_eq!(pool.connector.dialers.wait(Instant::now().after(LONG)), 0);
+        assert!(pool.check_one().is_ok());
     }
 }
