@@ -9,7 +9,7 @@ use redis::RedisError;
 use crate::clock::Instant;
 use crate::config::Config;
 use crate::error::{Cause, Error};
-use crate::health::HealthPart;
+use crate::health::{HealthPart, HealthState};
 use crate::kernel::fault::Fault;
 use crate::logging;
 use crate::protocol::probe::Probe;
@@ -285,7 +285,13 @@ impl Server {
             Err(open) => Err(open),
         };
         let latency = probed.is_ok().then(|| asked.until(Instant::now()));
-        self.health.part(self.label(), latency)
+        let mut part = self.health.part(self.label(), latency);
+        // Both servers answer, and no call may lock.
+        if let Err(two) = self.pool.check_one() {
+            part.state = HealthState::Fails;
+            part.last_error = Some(two.to_string());
+        }
+        part
     }
 
     pub(crate) fn is_retired(&self) -> bool {

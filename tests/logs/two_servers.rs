@@ -62,6 +62,9 @@ fn assert_is_refused(client: &Client, port: u16) {
         text.matches(&format!("127.0.0.1:{port} (from")).count() == 2,
         "{text}"
     );
+    let health = client.health();
+    assert!(!health.is_healthy(), "{health:?}");
+    assert_eq!(health.servers[0].last_error.as_deref(), Some(&*text));
     assert_eq!(errors(port), [text]);
 }
 
