@@ -7,8 +7,10 @@ use std::time::Instant;
 
 use leasehold::{Client, Error, Mutex};
 use log::Level;
+use names::{Answer, Name};
 use support::{
-    FakeServer, Proxy, Recorder, Server, default_reply, eventually, log_records_about, ms,
+    FakeSentinel, FakeServer, Proxy, Recorder, Server, default_reply, eventually,
+    log_records_about, ms, sentinel_url,
 };
 
 support::tests![
@@ -19,6 +21,8 @@ support::tests![
     restarted_server_is_no_error,
     lost_data_between_the_writes_is_no_error,
     old_server_that_has_become_a_replica_is_no_error,
+    move_that_sentinels_name_is_no_error,
+    failover_by_dns_is_no_error,
     comparison_writes_with_the_permissions_of_each_user
 ];
 
@@ -256,4 +260,54 @@ fn comparison_writes_with_the_permissions_of_each_user() {
         "{shown:?}"
     );
     assert_eq!(server.client().list("").unwrap().len(), 1);
+}
+
+/// The old master goes on taking writes: what is compared belongs to one master.
+fn move_that_sentinels_name_is_no_error() {
+    let (old, new) = (Server::start(), Server::start());
+    let sentinels = [(); 3].map(|()| FakeSentinel::naming(old.port(), Some(5)));
+    let url = sentinel_url(sentinels.each_ref().map(FakeSentinel::port));
+    let client = Client::open(url).unwrap();
+    drop(client.mutex("a").lock().unwrap());
+    eventually(PATIENCE, || !sentinels[0].subscriptions().is_empty());
+    let [at_old, at_new] = [old.client(), new.client()];
+    let _held = [&at_old, &at_new].map(|client| client.mutex("a").lock().unwrap());
+    connect_again(&client.mutex("a"));
+    sentinels[0].set(|says| (says.master, says.epoch) = (new.port(), Some(6)));
+    sentinels[0].announce();
+    eventually(PATIENCE, || {
+        connect_again(&client.mutex("a"));
+        let guard = client.mutex("b").try_lock();
+        matches!(guard, Ok(Ok(_))) && new.get("lock:b").is_some()
+    });
+    connect_again(&client.mutex("a"));
+    assert!(matches!(client.mutex("b").try_lock(), Ok(Ok(_))));
+    for server in [&old, &new] {
+        assert!(errors(server.port()).is_empty());
+    }
+}
+
+/// The name leads to the promoted replica, while connections to the old master are open.
+fn failover_by_dns_is_no_error() {
+    let old = Server::start();
+    let port = old.port().to_string();
+    let _new = Server::with(&["--bind", "127.0.0.2", "--port", &port]);
+    let run = |server: &Server, command: &[&str]| {
+        let socket = redis::Client::open(server.unix_url()).unwrap();
+        let mut connection = socket.get_connection().unwrap();
+        let mut sent = redis::cmd(command[0]);
+        sent.arg(&command[1..]).exec(&mut connection).unwrap();
+    };
+    let name = Name::new("two.test", Answer::Addresses(vec![[127, 0, 0, 1].into()]));
+    let client = Client::open(format!("redis://two.test:{port}")).unwrap();
+    let _held = client.mutex("held").lock().unwrap();
+    name.set(Answer::Addresses(vec![[127, 0, 0, 2].into()]));
+    run(&old, &["REPLICAOF", "127.0.0.2", &port]);
+    let at_new = Client::open(format!("redis://127.0.0.2:{port}")).unwrap();
+    let _taken = at_new.mutex("a").lock().unwrap();
+    eventually(PATIENCE, || {
+        connect_again(&client.mutex("a"));
+        matches!(client.mutex("b").try_lock(), Ok(Ok(_)))
+    });
+    assert!(errors(old.port()).is_empty());
 }
