@@ -144,9 +144,15 @@ fn assert_is_one(server: &Server, compared_at: &Server, change: impl FnOnce(&Pro
     drop(client.mutex("a").lock().unwrap());
     let _held = other.mutex("a").lock().unwrap();
     change(&proxy);
-    // While the older connection is in use, it may be compared later.
+    // If the older connection is in use, the newer one is not compared: others are made.
     eventually(PATIENCE, || {
         connect_again(&client.mutex("a"));
+        thread::scope(|scope| {
+            for n in 0..4 {
+                let mutex = client.mutex(n.to_string());
+                scope.spawn(move || drop(mutex.try_lock()));
+            }
+        });
         probes(compared_at) > 0
     });
     eventually(PATIENCE, || client.mutex("b").try_lock().is_ok());
@@ -169,6 +175,9 @@ fn restarted_server_is_no_error() {
     eventually(PATIENCE, || client.mutex("a").try_lock().is_ok());
     let _held = client.mutex("a").lock().unwrap();
     eventually(PATIENCE, || {
+        // A connection that nobody uses is there when the next one is made.
+        proxy.cut();
+        let _ = client.mutex("b").try_lock();
         connect_again(&client.mutex("a"));
         probes(&server) > 0
     });
