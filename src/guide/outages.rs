@@ -75,9 +75,9 @@
 //! soon after they were made, the pauses grow to 5 s. A refused connection is tried again within
 //! half a second.
 //!
-//! So a server that accepts connections and hangs can hold up the client for up to 30 s after DNS or
-//! a balancer leads elsewhere: the client finishes the log-on that it waits for first. A move that
-//! Sentinel names ends it at once.
+//! So a server that accepts connections and hangs can hold up the client for up to 30 s after DNS
+//! or a balancer leads elsewhere: the client finishes the log-on that it waits for first. A move
+//! that Sentinel names ends it at once.
 //!
 //! # Shortages in this process
 //!
