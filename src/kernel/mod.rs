@@ -30,6 +30,7 @@ pub(crate) mod few;
 pub(crate) mod groups;
 pub(crate) mod held;
 pub(crate) mod holdings;
+pub(crate) mod indexed;
 pub(crate) mod last_reply;
 pub(crate) mod lease;
 pub(crate) mod linger;

@@ -175,11 +175,16 @@ pub(crate) struct RefreshGroup {
 }
 
 impl RefreshGroup {
-    /// The first in the order.
-    pub(super) const FIRST: Self = Self {
-        of_line: false,
-        admission: Admission::Exclusive,
-    };
+    pub(super) const ALL: [Self; 4] = [
+        Self::new(false, Admission::Exclusive),
+        Self::new(false, Admission::Shared),
+        Self::new(true, Admission::Exclusive),
+        Self::new(true, Admission::Shared),
+    ];
+
+    const fn new(of_line: bool, admission: Admission) -> Self {
+        Self { of_line, admission }
+    }
 }
 
 impl Place {
@@ -286,9 +291,7 @@ impl Request {
     }
 
     pub(crate) fn group(&self) -> Option<RefreshGroup> {
-        Some(RefreshGroup {
-            of_line: self.serves == Serves::Line,
-            admission: self.lock.queue()?.admission(),
-        })
+        let admission = self.lock.queue()?.admission();
+        Some(RefreshGroup::new(self.serves == Serves::Line, admission))
     }
 }

@@ -1,24 +1,18 @@
 //! The requests of an entry: by number, by whom they serve, and by when the engine must look.
-//!
-//! A request is found, added, changed and removed in O(log n).
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::ops::{Deref, DerefMut, Index, RangeInclusive};
+use std::ops::{Index, RangeInclusive};
 use std::time::Duration;
 
 use crate::clock::Instant;
+use crate::kernel::indexed::{Change, Indexed, Keyed};
 use crate::kernel::request::{RefreshGroup, Request, RequestNo, RequestState, Sender, Serves};
-use crate::kernel::steps::visited;
 
 #[derive(Debug, Default)]
-pub(super) struct Requests {
-    by_no: BTreeMap<RequestNo, Box<Request>>,
-    index: BTreeSet<(Key, RequestNo)>,
-}
+pub(super) struct Requests(Indexed<Request>);
 
 /// Under what a request is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Key {
+pub(super) enum Key {
     Serves(Serves),
     /// When its next command is due.
     Due(Instant),
@@ -44,117 +38,103 @@ enum Key {
     Won,
 }
 
-/// A request that is being changed: afterwards it is found under its new state.
-pub(super) struct Change<'a> {
-    request: &'a mut Request,
-    index: &'a mut BTreeSet<(Key, RequestNo)>,
-    before: Keys,
-}
+impl Keyed for Request {
+    type Key = Key;
 
-type Keys = [Option<Key>; 9];
-
-fn keys(request: &Request) -> Keys {
-    let mut keys = [const { None }; 9];
-    keys[0] = Some(Key::Serves(request.serves));
-    let (act, latest) = match &request.state {
-        RequestState::Due(at) => {
-            let is_sooner = request.once || request.lock.queue().is_none();
-            keys[1] = is_sooner.then_some(Key::Retry);
-            keys[2] = Some(Key::Due(*at));
-            (Instant::NEVER, *at)
-        }
-        RequestState::Queued(place) => {
-            keys[1] = Some(Key::Queued);
-            if place.refreshing {
-                (Instant::NEVER, Instant::NEVER)
-            } else {
-                keys[2] = request.group().map(Key::Refresh);
-                (place.refresh_at, place.awake_by())
+    fn keys(&self, mut found: impl FnMut(Key)) {
+        found(Key::Serves(self.serves));
+        let (mut act, mut latest) = (Instant::NEVER, Instant::NEVER);
+        let mut known = self
+            .flight
+            .as_ref()
+            .map_or(Instant::START, |flight| flight.sent);
+        match &self.state {
+            RequestState::Due(at) => {
+                if self.once || self.lock.queue().is_none() {
+                    found(Key::Retry);
+                }
+                found(Key::Due(*at));
+                latest = *at;
             }
+            RequestState::Queued(place) => {
+                found(Key::Queued);
+                known = place.seen;
+                if place.refreshing {
+                    found(Key::Again(self.again));
+                } else {
+                    self.group()
+                        .into_iter()
+                        .for_each(|group| found(Key::Refresh(group)));
+                    (act, latest) = (place.refresh_at, place.awake_by());
+                }
+            }
+            RequestState::Sent => {
+                found(Key::Again(self.again));
+                let flight = self.flight.as_ref();
+                flight
+                    .into_iter()
+                    .for_each(|flight| found(Key::Sent(flight.sent)));
+            }
+            RequestState::Confirming(grant) if !grant.renewing => {
+                (act, latest) = (grant.retry_at, grant.retry_at);
+            }
+            RequestState::Won(_) if self.serves == Serves::Nobody => found(Key::Won),
+            RequestState::Confirming(_) | RequestState::Won(_) => {}
         }
-        RequestState::Confirming(grant) if !grant.renewing => (grant.retry_at, grant.retry_at),
-        RequestState::Confirming(_) | RequestState::Sent | RequestState::Won(_) => {
-            (Instant::NEVER, Instant::NEVER)
+        if act < Instant::NEVER {
+            found(Key::Act(act));
         }
-    };
-    keys[3] = (act < Instant::NEVER).then_some(Key::Act(act));
-    keys[4] = (latest < Instant::NEVER).then_some(Key::Latest(latest));
-    let is_won = matches!(request.state, RequestState::Won(_));
-    let is_under_way = match &request.state {
-        RequestState::Queued(place) => place.refreshing,
-        RequestState::Sent => true,
-        RequestState::Due(_) | RequestState::Won(_) | RequestState::Confirming(_) => false,
-    };
-    keys[7] = is_under_way.then_some(Key::Again(request.again));
-    keys[8] = Some(Key::Known(match (&request.state, &request.flight) {
-        (RequestState::Queued(place), _) => place.seen,
-        (_, Some(flight)) => flight.sent,
-        _ => Instant::START,
-    }));
-    if let Some(flight) = &request.flight {
-        let is_sent = matches!(request.state, RequestState::Sent);
-        keys[5] = is_sent.then_some(Key::Sent(flight.sent));
-        let is_caller_s = matches!(flight.sender, Sender::Caller(_)) && !is_won;
-        let is_of_line = request.serves == Serves::Line;
-        keys[6] = is_caller_s.then_some(Key::OfCaller(is_of_line, flight.sent));
+        if latest < Instant::NEVER {
+            found(Key::Latest(latest));
+        }
+        found(Key::Known(known));
+        if let Some(flight) = &self.flight
+            && matches!(flight.sender, Sender::Caller(_))
+            && !matches!(self.state, RequestState::Won(_))
+        {
+            found(Key::OfCaller(self.serves == Serves::Line, flight.sent));
+        }
     }
-    if is_won && request.serves == Serves::Nobody {
-        keys[1] = Some(Key::Won);
-    }
-    keys
 }
 
 impl Requests {
     pub(super) fn is_empty(&self) -> bool {
-        self.by_no.is_empty()
+        self.0.is_empty()
     }
 
     pub(super) fn get(&self, no: RequestNo) -> Option<&Request> {
-        self.by_no.get(&no).map(|it| &**it)
+        self.0.get(no)
     }
 
     /// Returns the number if there is a request with it.
     pub(super) fn existing(&self, no: RequestNo) -> Option<RequestNo> {
-        self.by_no.contains_key(&no).then_some(no)
+        self.get(no).map(|_| no)
     }
 
-    /// Adds a request, whose number is higher than all others'.
+    /// Adds a request.
     pub(super) fn push(&mut self, request: Request) -> RequestNo {
         let no = request.no;
-        let keys = keys(&request).into_iter().flatten();
-        self.index.extend(keys.map(|key| (key, no)));
-        self.by_no.insert(no, Box::new(request));
+        self.0.insert(no, request);
         no
     }
 
     /// # Panics
     ///
     /// If there is none with this number.
-    pub(super) fn change(&mut self, no: RequestNo) -> Change<'_> {
-        let request = self.by_no.get_mut(&no).expect(MISSING);
-        visited(1);
-        Change {
-            before: keys(request),
-            request,
-            index: &mut self.index,
-        }
+    pub(super) fn change(&mut self, no: RequestNo) -> Change<'_, Request> {
+        self.0.change(no).expect(MISSING)
     }
 
     /// # Panics
     ///
     /// If there is none with this number.
     pub(super) fn remove(&mut self, no: RequestNo) -> Request {
-        let request = self.by_no.remove(&no).expect(MISSING);
-        for key in keys(&request).into_iter().flatten() {
-            self.index.remove(&(key, no));
-        }
-        *request
+        self.0.remove(no).expect(MISSING)
     }
 
     /// Walks over all requests, in the order of their numbers.
     pub(super) fn walk(&self) -> impl Iterator<Item = &Request> {
-        let requests = self.by_no.values().map(|it| &**it);
-        requests.inspect(|_| visited(1))
+        self.0.walk()
     }
 
     /// Returns the numbers of all requests. Walks over them.
@@ -281,25 +261,20 @@ impl Requests {
 
     /// Returns a place of each group that a refresh can include.
     pub(super) fn first_places(&self) -> Vec<RequestNo> {
-        let mut places = Vec::new();
-        let mut from = (Key::Refresh(RefreshGroup::FIRST), 0);
-        while let Some((Key::Refresh(group), no)) = self.index.range(from..).next() {
-            places.push(*no);
-            from = (Key::Refresh(*group), RequestNo::MAX);
-        }
-        places
+        let groups = RefreshGroup::ALL.into_iter();
+        let first = groups.filter_map(|group| {
+            let key = Key::Refresh(group);
+            self.0.first(key..=key)
+        });
+        first.map(|(_, no)| no).collect()
     }
 
     fn first(&self, keys: RangeInclusive<Key>) -> Option<Key> {
-        let (from, to) = keys.into_inner();
-        let mut found = self.index.range((from, 0)..=(to, RequestNo::MAX));
-        found.next().map(|(key, _)| *key)
+        self.0.first(keys).map(|(key, _)| key)
     }
 
     fn under(&self, keys: RangeInclusive<Key>) -> impl Iterator<Item = RequestNo> {
-        let (from, to) = keys.into_inner();
-        let found = self.index.range((from, 0)..=(to, RequestNo::MAX));
-        found.map(|(_, no)| *no).inspect(|_| visited(1))
+        self.0.range(keys).map(|(_, no)| no)
     }
 }
 
@@ -310,37 +285,5 @@ impl Index<RequestNo> for Requests {
 
     fn index(&self, no: RequestNo) -> &Request {
         self.get(no).expect(MISSING)
-    }
-}
-
-impl Deref for Change<'_> {
-    type Target = Request;
-
-    fn deref(&self) -> &Request {
-        self.request
-    }
-}
-
-impl DerefMut for Change<'_> {
-    fn deref_mut(&mut self) -> &mut Request {
-        self.request
-    }
-}
-
-impl Drop for Change<'_> {
-    fn drop(&mut self) {
-        let after = keys(self.request);
-        if after == self.before {
-            return;
-        }
-        let no = self.request.no;
-        for (before, after) in self.before.into_iter().zip(after) {
-            if before != after {
-                if let Some(before) = before {
-                    self.index.remove(&(before, no));
-                }
-                self.index.extend(after.map(|after| (after, no)));
-            }
-        }
     }
 }

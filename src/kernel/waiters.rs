@@ -1,12 +1,11 @@
 //! The parked calls of an entry: by number, in their order, and by instant.
 //!
-//! Calls in the line share a request; each other one has its own. A call is found, added and
-//! removed in O(log n).
+//! Calls in the line share a request; each other one has its own.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
 
 use crate::clock::Instant;
-use crate::kernel::steps::visited;
+use crate::kernel::indexed::{Indexed, Keyed};
 use crate::kernel::waiter::{Waiter, WaiterNo};
 
 #[derive(Debug, Default)]
@@ -17,8 +16,7 @@ pub(super) struct Waiters {
 
 #[derive(Debug, Default)]
 struct Lists {
-    by_no: BTreeMap<WaiterNo, Box<Parked>>,
-    index: BTreeSet<(Key, WaiterNo)>,
+    calls: Indexed<Parked>,
     in_line: usize,
     /// How many are woken by messages, and have waited.
     listeners: usize,
@@ -52,24 +50,40 @@ enum Key {
     Deadline(Instant),
 }
 
-impl Parked {
-    fn keys(&self) -> [Option<Key>; 5] {
-        let waiter = &self.waiter;
-        let ask = match (waiter.ask_at, waiter.deadline) {
-            (Instant::NEVER, Instant::NEVER) => None,
-            (Instant::NEVER, _) => Some(Key::HasAsked),
-            (at, _) => Some(Key::Ask(at)),
-        };
-        let is_woken = waiter.wait.is_woken();
-        [
-            Some(Key::In(self.list, self.order)),
-            is_woken.then_some(Key::Woken(self.list, self.order)),
-            Some(Key::Start(waiter.start)),
-            ask,
-            (waiter.deadline < Instant::NEVER).then_some(Key::Deadline(waiter.deadline)),
-        ]
+impl Key {
+    /// The keys of all calls of a list.
+    fn all_in(list: List) -> RangeInclusive<Self> {
+        Self::In(list, i64::MIN)..=Self::In(list, i64::MAX)
     }
 
+    /// The keys of the calls in the line that messages wake.
+    fn woken() -> RangeInclusive<Self> {
+        Self::Woken(List::Line, i64::MIN)..=Self::Woken(List::Line, i64::MAX)
+    }
+}
+
+impl Keyed for Parked {
+    type Key = Key;
+
+    fn keys(&self, mut found: impl FnMut(Key)) {
+        let waiter = &self.waiter;
+        found(Key::In(self.list, self.order));
+        if waiter.wait.is_woken() {
+            found(Key::Woken(self.list, self.order));
+        }
+        found(Key::Start(waiter.start));
+        if waiter.ask_at < Instant::NEVER {
+            found(Key::Ask(waiter.ask_at));
+        } else if waiter.deadline < Instant::NEVER {
+            found(Key::HasAsked);
+        }
+        if waiter.deadline < Instant::NEVER {
+            found(Key::Deadline(waiter.deadline));
+        }
+    }
+}
+
+impl Parked {
     fn is_listener(&self) -> bool {
         self.waiter.wait.is_woken() && self.waiter.cell.has_waited()
     }
@@ -77,7 +91,7 @@ impl Parked {
 
 impl Waiters {
     pub(super) fn len(&self) -> usize {
-        self.lists.as_ref().map_or(0, |lists| lists.by_no.len())
+        self.lists.as_ref().map_or(0, |lists| lists.calls.len())
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -97,15 +111,14 @@ impl Waiters {
     }
 
     fn parked(&self, no: WaiterNo) -> Option<&Parked> {
-        self.lists.as_ref()?.by_no.get(&no).map(|it| &**it)
+        self.lists.as_ref()?.calls.get(no)
     }
 
     // ------------------------------------------------------------------ the lists
 
     pub(super) fn push_front(&mut self, waiter: Waiter) {
-        let first = self.first(Key::In(List::Line, i64::MIN));
-        let order = match first {
-            Some((Key::In(List::Line, first), _)) => first - 1,
+        let order = match self.first(Key::all_in(List::Line)) {
+            Some((Key::In(_, first), _)) => first - 1,
             _ => 0,
         };
         self.add(waiter, List::Line, order);
@@ -121,9 +134,8 @@ impl Waiters {
     }
 
     fn push_last(&mut self, waiter: Waiter, list: List) {
-        let all = (Key::In(list, i64::MIN), 0)..=(Key::In(list, i64::MAX), WaiterNo::MAX);
-        let lists = self.lists.get_or_insert_default();
-        let order = match lists.index.range(all).next_back() {
+        let calls = self.lists.as_ref().map(|lists| &lists.calls);
+        let order = match calls.and_then(|calls| calls.last(Key::all_in(list))) {
             Some((Key::In(_, last), _)) => last + 1,
             _ => 0,
         };
@@ -138,22 +150,17 @@ impl Waiters {
             order,
         };
         let lists = self.lists.get_or_insert_default();
-        let keys = parked.keys().into_iter().flatten();
-        lists.index.extend(keys.map(|key| (key, no)));
         lists.in_line += usize::from(list == List::Line);
         lists.listeners += usize::from(parked.is_listener());
-        lists.by_no.insert(no, Box::new(parked));
+        lists.calls.insert(no, parked);
     }
 
     pub(super) fn remove(&mut self, no: WaiterNo) -> Option<Waiter> {
         let lists = self.lists.as_mut()?;
-        let parked = *lists.by_no.remove(&no)?;
-        for key in parked.keys().into_iter().flatten() {
-            lists.index.remove(&(key, no));
-        }
+        let parked = lists.calls.remove(no)?;
         lists.in_line -= usize::from(parked.list == List::Line);
         lists.listeners -= usize::from(parked.is_listener());
-        self.lists.take_if(|lists| lists.by_no.is_empty());
+        self.lists.take_if(|lists| lists.calls.is_empty());
         Some(parked.waiter)
     }
 
@@ -164,37 +171,23 @@ impl Waiters {
         act: impl FnOnce(&mut Waiter) -> T,
     ) -> Option<T> {
         let lists = self.lists.as_mut()?;
-        let parked = lists.by_no.get_mut(&no)?;
-        visited(1);
-        let (before, was_listener) = (parked.keys(), parked.is_listener());
+        let mut parked = lists.calls.change(no)?;
+        let was_listener = parked.is_listener();
         let result = act(&mut parked.waiter);
-        let after = parked.keys();
         lists.listeners += usize::from(parked.is_listener());
         lists.listeners -= usize::from(was_listener);
-        for (before, after) in before.into_iter().zip(after) {
-            if before != after {
-                if let Some(before) = before {
-                    lists.index.remove(&(before, no));
-                }
-                lists.index.extend(after.map(|after| (after, no)));
-            }
-        }
         Some(result)
     }
 
     pub(super) fn front(&self) -> Option<&Waiter> {
-        match self.first(Key::In(List::Line, i64::MIN))? {
-            (Key::In(List::Line, _), no) => self.get(no),
-            _ => None,
-        }
+        let (_, no) = self.first(Key::all_in(List::Line))?;
+        self.get(no)
     }
 
     /// Returns the first call in the line that messages wake.
     pub(super) fn first_woken(&self) -> Option<&Waiter> {
-        match self.first(Key::Woken(List::Line, i64::MIN))? {
-            (Key::Woken(List::Line, _), no) => self.get(no),
-            _ => None,
-        }
+        let (_, no) = self.first(Key::woken())?;
+        self.get(no)
     }
 
     /// Returns a call that needs messages: one that has waited, or any that messages wake. Walks
@@ -203,17 +196,14 @@ impl Waiters {
         if self.lists.as_ref()?.listeners == 0 && !any {
             return None;
         }
-        let woken = self.from(Key::Woken(List::Line, i64::MIN));
-        let woken = woken.take_while(|(key, _)| matches!(key, Key::Woken(..)));
-        let mut woken = woken.filter_map(|(_, no)| self.get(*no));
-        woken.find(|waiter| any || waiter.cell.has_waited())
+        let woken = Key::Woken(List::Line, i64::MIN)..=Key::Woken(List::Own, i64::MAX);
+        self.of(woken)
+            .find(|waiter| any || waiter.cell.has_waited())
     }
 
     /// Walks over all calls: those in the line first, each list in its order.
     pub(super) fn walk(&self) -> impl Iterator<Item = &Waiter> {
-        let all = self.from(Key::In(List::Line, i64::MIN));
-        let all = all.take_while(|(key, _)| matches!(key, Key::In(..)));
-        all.filter_map(|(_, no)| self.get(*no))
+        self.of(Key::In(List::Line, i64::MIN)..=Key::In(List::Own, i64::MAX))
     }
 
     /// Returns the numbers of all calls, in the order of a walk.
@@ -225,59 +215,51 @@ impl Waiters {
 
     /// Returns when the call began that has waited for the longest.
     pub(super) fn first_start(&self) -> Option<Instant> {
-        match self.first(Key::Start(Instant::START))? {
-            (Key::Start(start), _) => Some(start),
-            _ => None,
-        }
+        let (_, no) = self.first(Key::Start(Instant::START)..=Key::Start(Instant::NEVER))?;
+        self.get(no).map(|waiter| waiter.start)
     }
 
     /// Returns the calls in the order of their begins, and when each began.
     pub(super) fn by_start(&self) -> impl Iterator<Item = (WaiterNo, Instant)> {
-        self.from(Key::Start(Instant::START))
-            .map_while(|(key, no)| match key {
-                Key::Start(start) => Some((*no, *start)),
-                _ => None,
-            })
+        let all = self.of(Key::Start(Instant::START)..=Key::Start(Instant::NEVER));
+        all.map(|waiter| (waiter.no, waiter.start))
     }
 
     /// Returns when the client asks next for the deadline of a call.
     pub(super) fn first_ask(&self) -> Option<Instant> {
-        match self.first(Key::Ask(Instant::START))? {
-            (Key::Ask(at), _) => Some(at),
-            _ => None,
-        }
+        let (_, no) = self.first(Key::Ask(Instant::START)..=Key::Ask(Instant::NEVER))?;
+        self.get(no).map(|waiter| waiter.ask_at)
     }
 
     /// Returns the first deadline of all calls.
     pub(super) fn first_deadline(&self) -> Instant {
-        match self.first(Key::Deadline(Instant::START)) {
-            Some((Key::Deadline(first), _)) => first,
-            _ => Instant::NEVER,
-        }
+        let first = self.first(Key::Deadline(Instant::START)..=Key::Deadline(Instant::NEVER));
+        let first = first.and_then(|(_, no)| self.get(no));
+        first.map_or(Instant::NEVER, |waiter| waiter.deadline)
     }
 
     /// Returns the calls for whose deadlines the client asks at `now`.
     pub(super) fn asks_by(&self, now: Instant) -> Vec<WaiterNo> {
-        let asks = self.from(Key::Ask(Instant::START));
-        let due = asks.take_while(|(key, _)| matches!(key, Key::Ask(at) if *at <= now));
-        due.map(|(_, no)| *no).collect()
+        let due = self.of(Key::Ask(Instant::START)..=Key::Ask(now));
+        due.map(|waiter| waiter.no).collect()
     }
 
     /// Returns the calls for whose deadlines the client asks no more.
     pub(super) fn have_asked(&self) -> Vec<WaiterNo> {
-        let asked = self.from(Key::HasAsked);
-        let asked = asked.take_while(|(key, _)| *key == Key::HasAsked);
-        asked.map(|(_, no)| *no).collect()
+        let asked = self.of(Key::HasAsked..=Key::HasAsked);
+        asked.map(|waiter| waiter.no).collect()
     }
 
-    fn first(&self, from: Key) -> Option<(Key, WaiterNo)> {
-        let lists = self.lists.as_ref()?;
-        lists.index.range((from, 0)..).next().copied()
+    fn first(&self, keys: RangeInclusive<Key>) -> Option<(Key, WaiterNo)> {
+        self.lists.as_ref()?.calls.first(keys)
     }
 
-    fn from(&self, from: Key) -> impl Iterator<Item = &(Key, WaiterNo)> {
-        let index = self.lists.iter().map(|lists| &lists.index);
-        let found = index.flat_map(move |index| index.range((from, 0)..));
-        found.inspect(|_| visited(1))
+    /// Returns the calls that have one of these keys, in the order of the keys.
+    fn of(&self, keys: RangeInclusive<Key>) -> impl Iterator<Item = &Waiter> {
+        let found = self
+            .lists
+            .iter()
+            .flat_map(move |lists| lists.calls.range(keys.clone()));
+        found.filter_map(|(_, no)| self.get(no))
     }
 }
