@@ -307,8 +307,8 @@ impl ClientBuilder {
     /// Sets how long opening one connection may take, 1 ms to 1 h. Defaults to 1 s.
     ///
     /// If a server accepts connections and does not reply to the log-on in that time, the limit of
-    /// the next ones doubles, up to 30 s: the server may have more new connections than it can
-    /// serve. No call waits beyond its own deadline because of this.
+    /// the next one is eight times as long, up to 30 s: the server may have more new connections
+    /// than it can serve. No call waits beyond its own deadline because of this.
     ///
     /// ```
     /// # use std::time::Duration;

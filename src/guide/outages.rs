@@ -71,9 +71,9 @@
 //! A server that has restarted may have more new connections than it can serve. The client gives
 //! each more time: if a server accepts a connection and does not reply to the log-on within
 //! [`connect_timeout`](crate::ClientBuilder::connect_timeout), the limit of the next connection
-//! doubles, up to 30 s, and the pauses between them grow to 3 s. If the server closes connections
-//! soon after they were made, the pauses grow to 5 s. A refused connection is tried again within
-//! half a second.
+//! is eight times as long, up to 30 s, and the pauses between them grow to 3 s. If the server
+//! closes connections soon after they were made, the pauses grow to 5 s. A refused connection is
+//! tried again within half a second.
 //!
 //! So a server that accepts connections and hangs can hold up the client for up to 30 s after DNS
 //! or a balancer leads elsewhere: the client finishes the log-on that it waits for first. A move

