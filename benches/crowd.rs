@@ -34,7 +34,7 @@ const BEGIN: Duration = ms(1_000);
 const BESIDE: usize = 100;
 const BESIDE_TTL: Duration = Duration::from_secs(3);
 
-/// The threads that take leases without renewal, and wait until their losses are told.
+/// How many threads take leases without renewal, each until it is lost.
 const LOSERS: usize = 4;
 const LOST_AFTER: Duration = ms(150);
 
@@ -279,7 +279,7 @@ fn round(kind: &Kind, crowd: usize) -> [f64; 10] {
             client.stats().waiting >= crowd as u64 || threads.iter().any(|it| it.is_finished())
         });
         let wait = began.elapsed();
-        // A few losses are told in this time even if the threads begin sooner.
+        // Even if the threads begin sooner, this is long enough for a few losses.
         let_pass(BEGIN.saturating_sub(wait));
         let begin = beside.take().map(|times| at(times, 99.0));
         let_pass(ms(500));

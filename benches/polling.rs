@@ -66,7 +66,7 @@ const USES: [Use; 3] = [
     },
 ];
 
-/// What a round measures.
+/// The measurements of one round.
 struct Round {
     requests_per_s: f64,
     sections_per_s: f64,

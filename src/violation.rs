@@ -19,7 +19,7 @@ pub(crate) struct Violation {
     pub(crate) kind: ViolationKind,
     /// The first bytes of the reply, at most 40. They are not escaped.
     pub(crate) read: Vec<u8>,
-    /// What helps, with a leading separator; empty if only the text decides about the advice.
+    /// Advice, with a leading separator; empty if the usual advice for the text is enough.
     hint: String,
 }
 

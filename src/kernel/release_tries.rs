@@ -22,10 +22,13 @@ pub(crate) struct ReleaseTries {
     last_cause: Option<Cause>,
 }
 
-/// What follows the end of a try.
+/// The next step after a try.
 pub(crate) enum NextTry {
+    /// The release is over: the reply shows its result, or that another try is useless.
     Over,
+    /// The thread tries again at this instant.
     Again(Instant),
+    /// The thread stops trying, and the engine repeats the release.
     GivenUp(Cause),
 }
 
@@ -42,7 +45,7 @@ impl ReleaseTries {
         }
     }
 
-    /// A try has ended. `server` names the server for messages; the client `is_closed`.
+    /// Records the end of a try, and returns the next step. `server` names the server in messages.
     pub(crate) fn ended(
         &mut self,
         end: &Result<Answer, Fault>,

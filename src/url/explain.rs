@@ -1,4 +1,4 @@
-//! What helps if a peer uses TLS otherwise than the client, or has the wrong certificate.
+//! Advice if only one side of a connection uses TLS, or if the peer has the wrong certificate.
 
 use redis::{ConnectionAddr, RedisError};
 

@@ -1,8 +1,8 @@
-//! What the peer at an address is: errors about TLS depend on that.
+//! The role of the peer at an address. Errors about TLS depend on it.
 
 use std::sync::Arc;
 
-/// What the peer at an address is.
+/// The role of the peer at an address.
 #[derive(Clone, Default)]
 pub(super) enum Role {
     /// A server that the caller has named.

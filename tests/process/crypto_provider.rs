@@ -62,7 +62,7 @@ fn no_provider_is_installed() {
     let error = client.build().unwrap().mutex("a").try_lock().unwrap_err();
     assert!(error.to_string().contains("expired on 2025"), "{error}");
     is_none();
-    // What a program does at its start.
+    // The program can install a provider afterwards: this fails if there is one.
     ring::default_provider().install_default().unwrap();
 }
 

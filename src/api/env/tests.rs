@@ -207,7 +207,7 @@ fn tls_of_sentinels_has_a_variable_of_its_own() {
             check(builder).unwrap();
         }
     }
-    // What the program says of its sentinels precedes the variable.
+    // The program's own setting about its sentinels takes precedence over the variable.
     let set = ClientBuilder::default;
     for builder in [
         set().url(plain).sentinel_tls(false),

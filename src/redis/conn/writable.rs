@@ -49,7 +49,7 @@ const LASTS_MS: u32 = 5_000;
 const BY_NEWER: &str = "1";
 const BY_OLDER: &str = "2";
 
-/// What the servers behind two connections are.
+/// The result of comparing the servers behind two connections.
 pub(in crate::redis) enum Compared {
     /// They are one, or it is not known: the server of the newer one refuses the write.
     NotTwo,
@@ -61,11 +61,12 @@ pub(in crate::redis) enum Compared {
     Two,
 }
 
-/// What became of a write.
+/// The result of writing a key that must not exist.
 enum Write {
     Done,
     /// The key exists.
     Exists,
+    /// The server has replied with an error.
     Refused,
 }
 
