@@ -1,7 +1,6 @@
 //! Promise: documents, pictures and scripts of the repository agree with the source.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::{env, fs};
@@ -381,9 +380,7 @@ fn run_server_script(programs: &[(&str, &str)], ci: &str) -> Output {
         .iter()
         .chain(&[("dirname", "echo \"${1%/*}\""), ("env", "shift; \"$@\"")])
     {
-        let file = folder.join(name);
-        fs::write(&file, format!("#!/bin/sh\n{script}\n")).unwrap();
-        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+        folder.write_executable(name, &format!("#!/bin/sh\n{script}\n"));
     }
     Command::new("/bin/sh")
         .arg(in_repository(".ci/server"))

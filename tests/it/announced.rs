@@ -167,8 +167,7 @@ mod under_a_name {
     }
 
     pub(super) fn address_under_a_certificate_for_a_name_is_explained() {
-        if !Server::has_tls() {
-            println!("skipped: this server's binary has no TLS");
+        if Server::lacks_tls() {
             return;
         }
         let port = free_port();

@@ -66,6 +66,14 @@ fn open_breaker(client: &Client) {
     });
 }
 
+/// Has the client connect, pauses its server, and makes calls until the breaker is open.
+#[track_caller]
+fn pause_until_open(server: &Server, client: &Client) {
+    drop(client.mutex("a").lock().unwrap());
+    server.pause();
+    open_breaker(client);
+}
+
 fn calls_fail_at_once_until_the_first_answered_write() {
     let server = Server::start();
     let client = builder(&server).build().unwrap();
@@ -104,9 +112,7 @@ fn calls_fail_at_once_until_the_first_answered_write() {
 fn each_call_that_the_breaker_stops_says_so() {
     let server = Server::start();
     let client = builder(&server).command_timeout(ms(100)).build().unwrap();
-    drop(client.mutex("a").lock().unwrap());
-    server.pause();
-    open_breaker(&client);
+    pause_until_open(&server, &client);
     // The command of an admitted call gets no reply meanwhile.
     let end = Instant::now() + ms(1_500);
     let (mut stopped, mut others) = (0, Vec::new());
@@ -384,9 +390,7 @@ fn forced_releases_bypass_the_breaker() {
 fn open_breaker_names_the_server_and_its_last_failure() {
     let server = Server::start();
     let client = builder(&server).breaker(2).build().unwrap();
-    drop(client.mutex("a").lock().unwrap());
-    server.pause();
-    open_breaker(&client);
+    pause_until_open(&server, &client);
     let text = client.mutex("a").try_lock().unwrap_err().to_string();
     let place = format!("127.0.0.1:{}", server.port());
     let failures = format!(" failures at {place} (last: ");
@@ -449,9 +453,7 @@ fn waiter_behind_an_open_breaker_gets_the_lock() {
         .unreachable_for(ms(60_000))
         .build()
         .unwrap();
-    drop(client.mutex("a").lock().unwrap());
-    server.pause();
-    open_breaker(&client);
+    pause_until_open(&server, &client);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| {
             client
@@ -476,9 +478,7 @@ fn waiter_behind_an_open_breaker_gets_the_lock() {
 fn waiter_gives_up_after_unreachable_for() {
     let server = Server::start();
     let client = builder(&server).unreachable_for(ms(1_500)).build().unwrap();
-    drop(client.mutex("a").lock().unwrap());
-    server.pause();
-    open_breaker(&client);
+    pause_until_open(&server, &client);
     let start = Instant::now();
     assert!(client.mutex("a").lock().unwrap_err().is_unreachable());
     let took = start.elapsed();
@@ -488,9 +488,7 @@ fn waiter_gives_up_after_unreachable_for() {
 fn try_lock_for_behind_an_open_breaker_fails_at_its_deadline() {
     let server = Server::start();
     let client = builder(&server).build().unwrap();
-    drop(client.mutex("a").lock().unwrap());
-    server.pause();
-    open_breaker(&client);
+    pause_until_open(&server, &client);
     let start = Instant::now();
     match client.mutex("a").try_lock_for(ms(400)) {
         // `Unreachable` if this call probed the server, which is less likely.

@@ -47,8 +47,7 @@ fn locker() {
 
 /// Starts a server with this certificate that requires client certificates; `None` without TLS.
 fn strict_server(shown: &str) -> Option<(Server, u16)> {
-    if !Server::has_tls() {
-        println!("skipped: this server's binary has no TLS");
+    if Server::lacks_tls() {
         return None;
     }
     let port = free_port();
@@ -83,7 +82,7 @@ fn a_private_ca_and_a_client_certificate_are_accepted() {
 
 /// The sentinels require a client certificate too, and know only the master's TLS port.
 fn sentinels_and_their_master_are_reached_over_tls() {
-    if !Server::has_tls() {
+    if Server::lacks_tls() {
         return;
     }
     let sentinels = Sentinels::start(Setup {
@@ -109,7 +108,7 @@ fn sentinels_and_their_master_are_reached_over_tls() {
 
 /// The URL names one node. The other nodes, which it announces, require a certificate too.
 fn all_nodes_of_a_cluster_are_reached_over_tls() {
-    if !Server::has_tls() {
+    if Server::lacks_tls() {
         return;
     }
     let cluster = Cluster::with(ClusterSetup {
@@ -282,8 +281,7 @@ fn files_are_read_again_for_each_connection() {
 
 fn an_expired_certificate_is_named_with_its_date() {
     const DATE: &str = "expired on 2025-03-10 14:25:36 UTC";
-    if !Server::has_tls() {
-        println!("skipped: this server's binary has no TLS");
+    if Server::lacks_tls() {
         return;
     }
     let port = free_port();
@@ -307,8 +305,7 @@ fn an_expired_certificate_is_named_with_its_date() {
 }
 
 fn a_server_certificate_of_version_1_is_named() {
-    if !Server::has_tls() {
-        println!("skipped: this server's binary has no TLS");
+    if Server::lacks_tls() {
         return;
     }
     let port = free_port();
@@ -350,8 +347,7 @@ fn impossible_settings_are_errors_before_any_connection() {
 }
 
 fn a_server_with_an_unverifiable_certificate_is_refused() {
-    if !Server::has_tls() {
-        println!("skipped: this server's binary has no TLS");
+    if Server::lacks_tls() {
         return;
     }
     let port = support::free_port().to_string();

@@ -123,6 +123,15 @@ impl Server {
         !output.contains("Bad directive") && !output.contains("Failed finding TLS support")
     }
 
+    /// Returns whether the server's binary has no TLS. If so, prints that a test is skipped.
+    pub fn lacks_tls() -> bool {
+        let lacks_tls = !Self::has_tls();
+        if lacks_tls {
+            println!("skipped: this server's binary has no TLS");
+        }
+        lacks_tls
+    }
+
     /// Returns the major version. Valkey continues the numbering of Redis 7.
     pub fn version() -> u32 {
         let output = Command::new(binary())

@@ -1,7 +1,6 @@
 //! Promise: the crontabs and the systemd unit in the documents work as they are written.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 
 use rustix::process::Signal;
@@ -57,9 +56,7 @@ fn check(line: &str) {
     let server = Server::start();
     let directory = TempDir::create();
     // The job of the crontab, which does not exist here.
-    let job = directory.path().join("job");
-    fs::write(&job, "#!/bin/sh\necho ran\n").unwrap();
-    fs::set_permissions(&job, fs::Permissions::from_mode(0o755)).unwrap();
+    let job = directory.write_executable("job", "#!/bin/sh\necho ran\n");
     let job = job.to_str().unwrap();
     // Five fields of time come first, or one such as `@daily`.
     let fields = if line.starts_with('@') { 1 } else { 5 };

@@ -5,7 +5,6 @@ use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::Instant;
@@ -73,9 +72,7 @@ fn exit_code_is_that_of_the_command_if_its_parent_ignores_children() {
 fn script_without_an_interpreter_line_runs() {
     let server = Server::start();
     let directory = TempDir::create();
-    let script = directory.join("script-of-a-test");
-    fs::write(&script, "echo \"$0 $*\"; exit 9\n").unwrap();
-    fs::set_permissions(&script, fs::Permissions::from_mode(0o755)).unwrap();
+    let script = directory.write_executable("script-of-a-test", "echo \"$0 $*\"; exit 9\n");
     let path = format!("/no/such:{}:/bin:/usr/bin", directory.path().display());
     let names = [script.as_os_str(), OsStr::new("script-of-a-test")];
     for (name, option) in names
@@ -334,9 +331,7 @@ fn socket_and_watchdog_of_the_program_are_the_commands() {
         test -z \"$LISTEN_PIDFDID\" || exit 6
         test \"$LISTEN_FDS $LISTEN_FDNAMES\" = '1 web' || exit 7
         read -r line <&3; test \"$line\" = connected || exit 8; echo $$; exit 9";
-    let without_interpreter = directory.join("script-of-a-test");
-    fs::write(&without_interpreter, script).unwrap();
-    fs::set_permissions(&without_interpreter, fs::Permissions::from_mode(0o755)).unwrap();
+    let without_interpreter = directory.write_executable("script-of-a-test", script);
     let without_interpreter = without_interpreter.to_str().unwrap();
     for command in [&["sh", "-c", script][..], &[without_interpreter]] {
         for option in ["--", "--foreground"] {
@@ -358,9 +353,7 @@ fn socket_and_watchdog_of_the_program_are_the_commands() {
 fn program_that_gets_a_socket_fails_with_its_exit_codes() {
     let server = Server::start();
     let directory = TempDir::create();
-    let broken = directory.join("script-of-a-test");
-    fs::write(&broken, "#!/no/such/interpreter\n").unwrap();
-    fs::set_permissions(&broken, fs::Permissions::from_mode(0o755)).unwrap();
+    let broken = directory.write_executable("script-of-a-test", "#!/no/such/interpreter\n");
     for (command, expected) in [
         ("/no/such/program", 127),
         ("no-such-program", 127),
