@@ -49,10 +49,12 @@ impl ConnectFailure {
     pub(crate) fn mark(error: RedisError) -> RedisError {
         // A payload is a TLS error about the peer's data, or a violation.
         let is_bare = io_error(&error).is_some_and(|error| error.get_ref().is_none());
-        match is_bare {
-            true if error.is_timeout() => Self::Silent.into(),
-            true if error.is_connection_dropped() => Self::ClosedUnheard(None).into(),
-            _ => error,
+        if is_bare && error.is_timeout() {
+            Self::Silent.into()
+        } else if is_bare && error.is_connection_dropped() {
+            Self::ClosedUnheard(None).into()
+        } else {
+            error
         }
     }
 

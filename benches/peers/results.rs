@@ -56,10 +56,14 @@ pub(crate) fn range(runs: &[Run], key: &str, candidate: &str) -> Option<[f64; 3]
 pub(crate) fn candidates(runs: &[Run], key: &str) -> Vec<String> {
     let names: BTreeSet<&str> = runs.iter().flat_map(|run| run.candidates(key)).collect();
     let mut names: Vec<String> = names.into_iter().map(str::to_owned).collect();
-    let rank = |name: &String| match is_peer(name) {
-        true => 2,
-        false if name.starts_with("leasehold") => 0,
-        false => 1,
+    let rank = |name: &String| {
+        if is_peer(name) {
+            2
+        } else if name.starts_with("leasehold") {
+            0
+        } else {
+            1
+        }
     };
     names.sort_by_key(|name| (rank(name), name != OURS));
     names

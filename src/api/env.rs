@@ -238,16 +238,18 @@ fn tls(
     text: &impl Fn(&str) -> Result<Option<String>, Error>,
     had_source: bool,
 ) -> Result<ClientBuilder, Error> {
-    let names: &[&str] = match had_source {
-        false => &[
+    let names: &[&str] = if !had_source {
+        &[
             "REDIS_TLS_CA",
             "REDIS_TLS_CERT",
             "REDIS_TLS_KEY",
             "REDIS_SENTINEL_TLS",
-        ],
+        ]
+    } else if builder.lacks_sentinel_tls() {
         // If that URL has no TLS, the files are ignored. If it has, `build` fails.
-        true if builder.lacks_sentinel_tls() => &["REDIS_SENTINEL_TLS"],
-        true => &[],
+        &["REDIS_SENTINEL_TLS"]
+    } else {
+        &[]
     };
     for name in names {
         if text(name)?.is_some() {

@@ -148,13 +148,14 @@ impl LockEntry {
             }
             _ => cx.kernel.fresh_id(&*request.lock),
         };
-        let attempt = match served_wake {
-            _ if cx.kernel.is_quorum() => {
-                Attempt::Propose(cx.kernel.propose(request.rounds.above, cx.now))
-            }
-            _ if !request.enters(is_contended) => Attempt::Once,
-            true => Attempt::Enter(Listens::Inbox),
-            false => Attempt::Enter(Listens::No),
+        let attempt = if cx.kernel.is_quorum() {
+            Attempt::Propose(cx.kernel.propose(request.rounds.above, cx.now))
+        } else if !request.enters(is_contended) {
+            Attempt::Once
+        } else if served_wake {
+            Attempt::Enter(Listens::Inbox)
+        } else {
+            Attempt::Enter(Listens::No)
         };
         Flight {
             id,

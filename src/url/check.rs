@@ -20,13 +20,14 @@ pub(super) fn check_places(url: &str) -> Result<(), String> {
     if scheme.ends_with("unix") {
         return Ok(());
     }
-    match is_logon_cut_off(rest) {
-        true => Err(UNESCAPED.into()),
-        false if has_logon_per_host(rest) => Err(LOGON_PER_HOST.into()),
-        false if host_and_port(rest).contains(',') => Err("several servers: use \
-             redis+sentinel://, redis+cluster:// or redis+quorum://"
-            .into()),
-        false => check_port(rest),
+    if is_logon_cut_off(rest) {
+        Err(UNESCAPED.into())
+    } else if has_logon_per_host(rest) {
+        Err(LOGON_PER_HOST.into())
+    } else if host_and_port(rest).contains(',') {
+        Err("several servers: use redis+sentinel://, redis+cluster:// or redis+quorum://".into())
+    } else {
+        check_port(rest)
     }
 }
 

@@ -82,10 +82,12 @@ impl World {
         let wrong = random.below(number / 2 + 1);
         let sentinel = |n| {
             let is_wrong = n < wrong;
-            let (names, epoch) = match is_wrong {
-                true if random.chance(300) => (REPLICA, EPOCH - random.below(2)),
-                true => (OLD, EPOCH - 1 - random.below(3)),
-                false => (MASTER, EPOCH),
+            let (names, epoch) = if !is_wrong {
+                (MASTER, EPOCH)
+            } else if random.chance(300) {
+                (REPLICA, EPOCH - random.below(2))
+            } else {
+                (OLD, EPOCH - 1 - random.below(3))
             };
             let delay = match random.below(4) {
                 0 if is_wrong => [0, 1],

@@ -64,11 +64,15 @@ pub(crate) fn status(connection: &ConnectionArgs, args: &Status) -> Result<u8, F
     }
     let is_held = seen.iter().any(|seen| seen.record.holder.is_some())
         || permits.iter().any(|record| record.holder.is_some());
-    let code = match args.exit_code {
-        true if is_held => HELD,
+    let code = if !args.exit_code {
+        0
+    } else if is_held {
+        HELD
+    } else if holders.refused {
         // Permits may be out.
-        true if holders.refused => REFUSED,
-        _ => 0,
+        REFUSED
+    } else {
+        0
     };
     let mut out = io::stdout().lock();
     if args.form.json {

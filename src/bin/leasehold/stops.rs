@@ -107,12 +107,12 @@ mod linux {
         let is_ignored = PENDING.get().is_none();
         // From here on, a CONT takes back the stop.
         let _ = raise(Signal::SIGTSTP);
-        match is_over() {
-            true => discard(),
-            false if is_ignored => {
-                let _ = raise(Signal::SIGSTOP);
-            }
-            false => suspend(),
+        if is_over() {
+            discard();
+        } else if is_ignored {
+            let _ = raise(Signal::SIGSTOP);
+        } else {
+            suspend();
         }
     }
 

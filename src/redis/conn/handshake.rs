@@ -56,7 +56,7 @@ impl Connection {
     /// Connects and logs on within `deadlines`: name resolution, all addresses, TLS and the log-on
     /// together. Name resolution and a callback for credentials cannot be interrupted, so this may
     /// block for longer: only the client's own threads call it, and no thread of a user. `name`
-    /// becomes the name of the connection. `progress` is told how far the connection has got.
+    /// becomes the name of the connection. `progress` is called after each step of connecting.
     pub(crate) fn open(
         address: &Address,
         name: Option<&str>,
@@ -117,14 +117,17 @@ impl Connection {
             }
         }
         let has_no_password = what.user.is_some() && what.password.is_none_or(str::is_empty);
-        opened.map_err(|Refusal { error, .. }| match has_no_password {
-            true if is_rejected_logon(&error) => (
-                ErrorKind::AuthenticationFailed,
-                "Password authentication failed for a user without a password",
-                library_text(&error),
-            )
-                .into(),
-            _ => error,
+        opened.map_err(|Refusal { error, .. }| {
+            if has_no_password && is_rejected_logon(&error) {
+                (
+                    ErrorKind::AuthenticationFailed,
+                    "Password authentication failed for a user without a password",
+                    library_text(&error),
+                )
+                    .into()
+            } else {
+                error
+            }
         })
     }
 

@@ -30,13 +30,14 @@ pub(super) fn is_confirmation(exchange: &Exchange) -> bool {
 pub(super) fn name(exchange: &Exchange) -> String {
     let message = exchange.reply.as_deref().unwrap_or_default();
     let request = &exchange.request;
-    match exchange.is_message() {
-        true if message.ends_with(", \"probe\"]") => "message probe".to_owned(),
-        true => "message".to_owned(),
-        false if request.name() == "PUBLISH" && request.words[2] == b"probe" => {
-            "PUBLISH probe".to_owned()
-        }
-        false => request.name(),
+    if exchange.is_message() {
+        let is_probe = message.ends_with(", \"probe\"]");
+        let name = if is_probe { "message probe" } else { "message" };
+        name.to_owned()
+    } else if request.name() == "PUBLISH" && request.words[2] == b"probe" {
+        "PUBLISH probe".to_owned()
+    } else {
+        request.name()
     }
 }
 
@@ -115,12 +116,12 @@ fn words(exchange: &Exchange) -> String {
     let script = exchange.request.name();
     let words = exchange.request.words.iter().enumerate().map(|(n, word)| {
         let is_script = n == 1 && exchange.request.words[0].starts_with(b"EVAL");
-        match is_script {
-            true => format!("<{script}>"),
-            false if word.is_empty() || word.contains(&b' ') => {
-                format!("\"{}\"", word.escape_ascii())
-            }
-            false => word.escape_ascii().to_string(),
+        if is_script {
+            format!("<{script}>")
+        } else if word.is_empty() || word.contains(&b' ') {
+            format!("\"{}\"", word.escape_ascii())
+        } else {
+            word.escape_ascii().to_string()
         }
     });
     words.collect::<Vec<_>>().join(" ")

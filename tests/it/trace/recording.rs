@@ -139,10 +139,12 @@ impl Trace {
         let are_alike = lines.len() > 1 && lines.iter().all(|one| *one == lines[0]);
         let shown = if are_alike { 1 } else { lines.len() };
         for ((label, _), lines) in self.servers.iter().zip(&lines).take(shown) {
-            let heading = match are_alike {
-                _ if lines.is_empty() || self.servers.len() == 1 => String::new(),
-                true => "each server:\n".to_owned(),
-                false => format!("{label}:\n"),
+            let heading = if lines.is_empty() || self.servers.len() == 1 {
+                String::new()
+            } else if are_alike {
+                "each server:\n".to_owned()
+            } else {
+                format!("{label}:\n")
             };
             self.text.push_str(&heading);
             for line in lines {

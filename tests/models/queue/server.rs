@@ -178,10 +178,12 @@ impl State {
         if is_plain && rules.is_prompt {
             self.freed_by = Some(owner(id));
         }
-        self.on_their_way[id].released = Some(match was_ours || was_queued {
-            _ if is_plain => Released::Plain,
-            true => Released::Done,
-            false => Released::NotOurs,
+        self.on_their_way[id].released = Some(if is_plain {
+            Released::Plain
+        } else if was_ours || was_queued {
+            Released::Done
+        } else {
+            Released::NotOurs
         });
     }
 
