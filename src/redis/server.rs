@@ -190,7 +190,7 @@ impl Server {
     /// Returns whether the connections of this generation lead to the server that currently grants
     /// the locks, as far as known.
     pub(crate) fn is_current(&self, generation: u64) -> bool {
-        generation == self.pool.generation()
+        self.pool.is_current(generation)
     }
 
     /// Returns the last release that failed, if the server has served no write since.

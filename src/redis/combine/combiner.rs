@@ -97,7 +97,7 @@ impl Pool {
         } else {
             self.take_batch(&mut state, cap_rule, now)
         };
-        if batch.is_none() && (state.out == 0 || self.is_closed() || self.is_retired()) {
+        if batch.is_none() && (state.out == 0 || self.is_over()) {
             state.queue.leave(ticket);
             return None;
         }

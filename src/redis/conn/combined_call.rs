@@ -94,6 +94,11 @@ impl CombinedCall {
         Ok(())
     }
 
+    /// Has the call get its own connection. A call that has given up needs none.
+    pub(crate) fn send_alone(&self) {
+        let _ = self.deliver(Delivery::Alone);
+    }
+
     /// Leaves the undo of the call, which has stopped waiting.
     pub(crate) fn leave_undo(&self, undo: Vec<u8>) {
         let mut state = self.undo.lock();

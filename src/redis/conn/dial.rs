@@ -50,10 +50,19 @@ pub(crate) struct ConnectError {
 impl ConnectError {
     /// A failure that says nothing about the server.
     pub(super) const fn of_client(cause: Cause) -> Self {
+        Self::passing(cause, false)
+    }
+
+    /// A failure of the server or the network, which may pass.
+    pub(super) const fn of_server(cause: Cause) -> Self {
+        Self::passing(cause, true)
+    }
+
+    const fn passing(cause: Cause, is_servers_fault: bool) -> Self {
         Self {
             cause,
             is_final: false,
-            is_servers_fault: false,
+            is_servers_fault,
             is_unanswered: false,
         }
     }

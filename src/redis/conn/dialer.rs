@@ -84,10 +84,7 @@ impl Pool {
             }
             let soonest = state.soonest.take().unwrap_or(Instant::NEVER);
             let limit = state.dialing.limit(self.connector.connect_timeout);
-            let made = MutexGuard::unlocked(&mut state, || {
-                let made = self.connect(number, soonest, limit);
-                made.and_then(|connection| self.checked(connection))
-            });
+            let made = MutexGuard::unlocked(&mut state, || self.make(number, soonest, limit));
             if state.dialing.is_current(number) {
                 state.accepted = None;
             }
@@ -128,30 +125,43 @@ impl Pool {
             state.comparisons = MOST_COMPARISONS;
         }
         state.idle.push(connection);
-        if state.callers.is_empty() {
-            // No caller waits for this connection any more. A queued combined call may be waiting
-            // for a returned connection: it asks for this one instead.
-            state.dismiss_one();
-        }
+        state.offer_idle();
     }
 
     /// Returns whether a failure of the dialer counts. It does not if the dialer is abandoned, or
     /// if nobody can want its connection any more.
     fn counts(&self, number: u64, state: &PoolState) -> bool {
-        let is_wanted = !(self.is_closed() && state.callers.is_empty());
-        state.dialing.is_current(number) && is_wanted
+        state.dialing.is_current(number) && self.may_dial(state)
     }
 
     /// Returns false if the pool has given up the connection's generation, as after a failover.
     /// Also returns false if the pool is closed and no call waits: an idle connection of a closed
     /// pool would stay open.
     fn has_use_for(&self, connection: &Connection, state: &PoolState) -> bool {
-        let is_current = connection.generation == self.generation();
-        is_current && !(self.is_closed() && state.callers.is_empty())
+        self.is_current(connection.generation) && self.may_dial(state)
     }
 
-    /// Makes one connection. A panic of the client library or of a user's logger counts as a
-    /// failure: the dialer must free its place.
+    /// Makes one connection, unless the address leads to two servers. A panic of the client library
+    /// or of a user's logger counts as a failure: the dialer must free its place.
+    fn make(
+        self: &Arc<Self>,
+        number: u64,
+        soonest: Instant,
+        limit: Duration,
+    ) -> Result<Connection, ConnectError> {
+        let made = catch_unwind(AssertUnwindSafe(|| {
+            let connection = self.connect(number, soonest, limit)?;
+            let checked = self.check_writable(connection);
+            let checked = checked.map_err(|error| ConnectError::of_server(Cause::from(error)))?;
+            let two = || Cause::text("two servers behind the address take writes");
+            checked.ok_or_else(|| ConnectError::of_server(two()))
+        }));
+        made.unwrap_or_else(|_| {
+            let cause = Cause::text("connecting panicked");
+            Err(ConnectError::of_server(cause))
+        })
+    }
+
     fn connect(
         &self,
         number: u64,
@@ -164,60 +174,25 @@ impl Pool {
             is_accepted.set(true);
             self.accepted(number, socket);
         };
-        let made = catch_unwind(AssertUnwindSafe(|| {
-            let moved = || {
-                // If another thread was first, a further master may have taken over since. The
-                // connection then keeps the old generation, and is not used.
-                if self.leave(generation) {
-                    generation += 1;
-                }
-                self.connector.moved();
-            };
-            let made = self
-                .connector
-                .connect(soonest, limit, &accepted, moved)
-                .map(|mut connection| {
-                    connection.generation = generation;
-                    connection
-                });
-            made.map_err(|error| {
-                let server = self.connector.label.as_str();
-                let text = library_text(&error);
-                logging::debug!(server = server; "no connection to {server}: {text}");
-                ConnectError {
-                    is_final: is_final_at_logon(&error),
-                    is_servers_fault: Shortage::of(&error).is_none()
-                        && ConnectFailure::of(&error).is_none_or(ConnectFailure::is_servers_fault),
-                    is_unanswered: error.is_timeout() && is_accepted.get(),
-                    cause: self.connector.no_connection(error, limit),
-                }
-            })
-        }));
-        made.unwrap_or_else(|_| {
-            Err(ConnectError {
-                cause: Cause::text("connecting panicked"),
-                is_final: false,
-                is_servers_fault: true,
-                is_unanswered: false,
-            })
-        })
-    }
-
-    /// Returns the connection, unless the address has turned out to lead to two servers.
-    fn checked(self: &Arc<Self>, connection: Connection) -> Result<Connection, ConnectError> {
-        let checked = catch_unwind(AssertUnwindSafe(|| self.check_writable(connection)));
-        let cause = match checked {
-            Ok(Ok(Some(connection))) => return Ok(connection),
-            Ok(Ok(None)) => Cause::text("two servers behind the address take writes"),
-            Ok(Err(error)) => Cause::from(error),
-            Err(_) => Cause::text("connecting panicked"),
+        let moved = || {
+            generation = self.leave_for_new(generation);
+            self.connector.moved();
         };
-        Err(ConnectError {
-            cause,
-            is_final: false,
-            is_servers_fault: true,
-            is_unanswered: false,
-        })
+        let made = (self.connector).connect(soonest, limit, &accepted, moved);
+        let mut connection = made.map_err(|error| {
+            let server = self.connector.label.as_str();
+            let text = library_text(&error);
+            logging::debug!(server = server; "no connection to {server}: {text}");
+            ConnectError {
+                is_final: is_final_at_logon(&error),
+                is_servers_fault: Shortage::of(&error).is_none()
+                    && ConnectFailure::of(&error).is_none_or(ConnectFailure::is_servers_fault),
+                is_unanswered: error.is_timeout() && is_accepted.get(),
+                cause: self.connector.no_connection(error, limit),
+            }
+        })?;
+        connection.generation = generation;
+        Ok(connection)
     }
 
     /// Keeps the socket of a connection that the peer has accepted, so that another thread can end

@@ -23,7 +23,6 @@ use std::thread;
 use crate::clock::{Instant, nap};
 use crate::error::Cause;
 use crate::redis::conn::callers::{Cap, Number, this_thread};
-use crate::redis::conn::combined_call::Delivery;
 use crate::redis::conn::connection::Connection;
 use crate::redis::conn::connector::Connector;
 use crate::redis::conn::dial::ConnectError;
@@ -148,15 +147,14 @@ impl Pool {
     /// Removes a caller. If it is the last one of a closed pool, ends the dial.
     fn leave_queue(&self, state: &mut PoolState, number: Number) {
         state.callers.leave(number);
-        if self.is_closed() && state.callers.is_empty() {
+        if !self.may_dial(state) {
             self.hurry_dialer(state);
         }
     }
 
     /// Returns whether the pool has a connection, idle or in use.
     pub(in crate::redis) fn has_connection(&self) -> bool {
-        let state = self.state.lock();
-        state.out > 0 || !state.idle.is_empty()
+        self.state.lock().has_connection()
     }
 
     /// Requests a connection without waiting for it; a dialer starts if none is idle. The pool
@@ -199,8 +197,8 @@ impl Pool {
         state: &PoolState,
         connection: &Connection,
     ) -> bool {
-        let is_current = connection.generation == self.generation() && !self.is_closed();
-        is_current && !connection.has_surplus() && state.out + state.idle.len() <= self.cap
+        let is_of_use = self.is_current(connection.generation) && !self.is_closed();
+        is_of_use && !connection.has_surplus() && state.out + state.idle.len() <= self.cap
     }
 
     /// Counts a connection as closed and wakes the waiters that may now have one made.
@@ -233,12 +231,7 @@ impl Pool {
     /// Records that the peer has closed a connection in place of a reply, for this reason.
     pub(in crate::redis) fn note_closed(&self, cause: &Cause) {
         if self.is_unproven.load(Ordering::Relaxed) {
-            let failure = ConnectError {
-                cause: cause.clone(),
-                is_final: false,
-                is_servers_fault: true,
-                is_unanswered: false,
-            };
+            let failure = ConnectError::of_server(cause.clone());
             (self.state.lock().dialing).closed(Instant::now(), failure);
         }
     }
@@ -252,10 +245,7 @@ impl Pool {
             return;
         }
         state.put_back(connection);
-        if state.callers.is_empty() {
-            // As in `dial`.
-            state.dismiss_one();
-        }
+        state.offer_idle();
         self.wake_next(&state);
     }
 
@@ -268,8 +258,7 @@ impl Pool {
     fn dismiss(&self) {
         let all = self.state.lock().queue.dismiss();
         for call in all {
-            // Fails only if the call has given up, and then it needs no connection.
-            let _ = call.deliver(Delivery::Alone);
+            call.send_alone();
         }
         self.wake_all(&self.state.lock());
     }
@@ -341,10 +330,21 @@ impl Pool {
         left.is_ok()
     }
 
+    /// As [`leave`](Self::leave), while a connection to another server is made. Returns the
+    /// generation of that connection. If another thread was first, a further server may have taken
+    /// over since: the connection then keeps the old generation, and is not used.
+    pub(super) fn leave_for_new(&self, generation: u64) -> u64 {
+        if self.leave(generation) {
+            generation + 1
+        } else {
+            generation
+        }
+    }
+
     /// As [`leave`](Self::leave), after a server replied that it cannot serve now. The next
     /// connection may lead to the server that took over.
     pub(crate) fn suspect(&self, generation: u64) {
-        if generation == self.generation()
+        if self.is_current(generation)
             && let Some(sentinels) = self.connector.sentinels()
         {
             // First: a dialer that begins after the generation has changed must ask the sentinels.
@@ -379,6 +379,12 @@ impl Pool {
         self.generation.load(Ordering::SeqCst)
     }
 
+    /// Returns whether the connections of this generation lead to the server that currently grants
+    /// the locks, as far as known.
+    pub(in crate::redis) fn is_current(&self, generation: u64) -> bool {
+        generation == self.generation()
+    }
+
     /// Closes the pool: connections in use are closed when they are returned. Only calls exempt
     /// from the cap may still have one made, to release what was granted at the last moment.
     pub(crate) fn close(&self) {
@@ -394,6 +400,16 @@ impl Pool {
 
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::Relaxed)
+    }
+
+    /// Returns whether the pool is closed or retired.
+    pub(in crate::redis) fn is_over(&self) -> bool {
+        self.is_closed() || self.is_retired()
+    }
+
+    /// Returns whether a new connection can be of use: while the pool is open, or a call waits.
+    pub(super) fn may_dial(&self, state: &PoolState) -> bool {
+        !(self.is_closed() && state.callers.is_empty())
     }
 }
 

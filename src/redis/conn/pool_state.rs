@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::redis::conn::call_queue::CallQueue;
 use crate::redis::conn::callers::{Callers, Cap, Number};
-use crate::redis::conn::combined_call::{CombinedCall, Delivery};
+use crate::redis::conn::combined_call::CombinedCall;
 use crate::redis::conn::connection::Connection;
 use crate::redis::conn::dial::Dialing;
 
@@ -78,6 +78,11 @@ impl PoolState {
         self.watcher.iter().for_each(Thread::unpark);
     }
 
+    /// Returns whether there is a connection, idle or in use.
+    pub(super) fn has_connection(&self) -> bool {
+        self.out > 0 || !self.idle.is_empty()
+    }
+
     pub(in crate::redis) fn put_back(&mut self, connection: Connection) {
         self.out -= 1;
         self.idle.push(connection);
@@ -121,14 +126,21 @@ impl PoolState {
         !self.queue.is_empty()
     }
 
+    /// If no caller waits for the connection that has become idle, has a queued combined call ask
+    /// for it: that call may be waiting for a connection that is returned.
+    pub(super) fn offer_idle(&mut self) {
+        if self.callers.is_empty() {
+            self.dismiss_one();
+        }
+    }
+
     /// If it is the turn of `queue`, has its first combined call ask for its own connection.
     /// Without that, no connection might come back to the queue.
     pub(super) fn dismiss_one(&mut self) {
         if self.take_turn_of_queue()
             && let Some(call) = self.queue.first(Instant::now())
         {
-            // Fails only if the call has given up, and then it needs no connection.
-            let _ = call.deliver(Delivery::Alone);
+            call.send_alone();
         }
     }
 }

@@ -18,7 +18,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::Duration;
 
-use redis::RedisResult;
+use redis::{Cmd, RedisResult};
 
 use crate::clock::{Instant, nap, sleep};
 use crate::error::Error;
@@ -113,13 +113,11 @@ impl Pool {
         let now = Instant::now();
         let older = {
             let mut state = self.state.lock();
-            let has_any = state.out > 0 || !state.idle.is_empty();
-            if self.connector.is_member() || !has_any {
+            if self.connector.is_member() || !state.has_connection() {
                 connection.is_compared = true;
                 return Ok(Some(connection));
             }
-            let is_recent = state.compared.is_some_and(|at| at.until(now) < EVERY);
-            if is_recent || !self.compares(&state) {
+            if self.next_comparison(&state).is_none_or(|at| now < at) {
                 return Ok(Some(connection));
             }
             state.compared = Some(now);
@@ -143,18 +141,22 @@ impl Pool {
         None
     }
 
-    /// Returns whether connections are compared: not once they have led to two servers, which
-    /// [`watch_two`](Self::watch_two) goes on comparing.
-    fn compares(&self, state: &PoolState) -> bool {
-        state.two_servers.is_none() && !self.is_closed() && !self.is_retired()
+    /// Returns when connections may be compared again. They are not once they have led to two
+    /// servers, which [`watch_two`](Self::watch_two) goes on comparing.
+    fn next_comparison(&self, state: &PoolState) -> Option<Instant> {
+        if state.two_servers.is_some() || self.is_over() {
+            return None;
+        }
+        Some(state.compared.map_or(Instant::START, |at| at.after(EVERY)))
     }
 
     /// Returns when the dialer must look for a connection that was not compared, if it must.
     pub(super) fn compares_at(&self, state: &PoolState) -> Option<Instant> {
-        if state.comparisons == 0 || !self.compares(state) {
-            return None;
+        if state.comparisons == 0 {
+            None
+        } else {
+            self.next_comparison(state)
         }
-        Some(state.compared.map_or(Instant::START, |at| at.after(EVERY)))
     }
 
     /// Compares a connection that was made within a second of another one.
@@ -208,10 +210,7 @@ impl Pool {
             Compared::OlderRefuses => {
                 drop(older);
                 self.lost();
-                // As in `connect`: if another thread was first, the connection is not used.
-                if self.leave(newer.generation) {
-                    newer.generation += 1;
-                }
+                newer.generation = self.leave_for_new(newer.generation);
             }
             Compared::OlderIsSilent => {
                 drop(older);
@@ -219,7 +218,7 @@ impl Pool {
                 self.forget_idle();
             }
             // Another master has taken over meanwhile.
-            Compared::Two if self.is_over(newer.generation) => self.give_back(older),
+            Compared::Two if self.has_left(newer.generation) => self.give_back(older),
             Compared::Two => {
                 self.lost();
                 self.found_two(newer, older);
@@ -259,13 +258,16 @@ impl Pool {
         let timeout = self.connector.command_timeout;
         loop {
             let until = Instant::now().after(EVERY);
-            while Instant::now() < until && !self.is_over(generation) {
+            loop {
+                // Before the check, so that a later change wakes this thread.
                 self.state.lock().watcher = Some(thread::current());
-                if !self.is_over(generation) {
-                    thread::park_timeout(nap(Instant::now(), until));
+                let now = Instant::now();
+                if now >= until || self.has_left(generation) {
+                    break;
                 }
+                thread::park_timeout(nap(now, until));
             }
-            let are_two = !self.is_over(generation)
+            let are_two = !self.has_left(generation)
                 && matches!(compare(&mut newer, &mut older, timeout), Ok(Compared::Two));
             if !are_two {
                 break;
@@ -280,8 +282,9 @@ impl Pool {
         }
     }
 
-    fn is_over(&self, generation: u64) -> bool {
-        self.is_closed() || self.is_retired() || self.generation() != generation
+    /// Returns whether the pool has given up the connections of this generation.
+    fn has_left(&self, generation: u64) -> bool {
+        self.is_over() || !self.is_current(generation)
     }
 
     fn forget_two(&self) {
@@ -339,8 +342,7 @@ fn write(
 ) -> RedisResult<Write> {
     let mut set = redis::cmd("SET");
     (set.arg(key).arg(value).arg("NX")).arg("PX").arg(LASTS_MS);
-    let until = Instant::now().after(timeout);
-    match connection.trip(until, |buffer| set.write_packed_command(buffer))? {
+    match reply(connection, &set, timeout)? {
         Reply::Status(text) if text == "OK" => Ok(Write::Done),
         Reply::Nil => Ok(Write::Exists),
         Reply::Error(_) => Ok(Write::Refused),
@@ -352,12 +354,16 @@ fn write(
 fn has_own(newer: &mut Connection, key: &str, timeout: Duration) -> RedisResult<bool> {
     let mut get = redis::cmd("GET");
     get.arg(key);
-    let until = Instant::now().after(timeout);
-    match newer.trip(until, |buffer| get.write_packed_command(buffer))? {
+    match reply(newer, &get, timeout)? {
         Reply::Text(value) => Ok(value == BY_NEWER.as_bytes()),
         Reply::Nil | Reply::Error(_) => Ok(false),
         _ => Err(newer.malformed()),
     }
+}
+
+fn reply(connection: &mut Connection, command: &Cmd, timeout: Duration) -> RedisResult<Reply> {
+    let until = Instant::now().after(timeout);
+    connection.trip(until, |buffer| command.write_packed_command(buffer))
 }
 
 #[cfg(test)]

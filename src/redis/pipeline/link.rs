@@ -72,14 +72,18 @@ impl<J: Job> Pipeline<J> {
         let wanted_by = self.queued.iter().map(|queued| queued.job.wanted_by());
         let wanted_by = wanted_by.fold(self.wanted_by.replace(Instant::NEVER), Instant::min);
         let (request, since) = match mem::replace(&mut self.link, Link::Closed) {
-            Link::Connecting { request, since } => {
-                request.note_end(wanted_by.min(since.after(timeout)));
-                (request, since)
+            Link::Connecting { request, since } => (Some(request), since),
+            _ => (None, now),
+        };
+        let late_at = since.after(timeout);
+        let until = wanted_by.min(late_at);
+        let new_request = || pool.request(until, self.waker.clone());
+        let request = match request {
+            Some(request) => {
+                request.note_end(until);
+                request
             }
-            _ => {
-                let until = wanted_by.min(now.after(timeout));
-                (pool.request(until, self.waker.clone()), now)
-            }
+            None => new_request(),
         };
         let refusal = if self.server.is_retired() {
             Pool::no_slot_left()
@@ -96,17 +100,16 @@ impl<J: Job> Pipeline<J> {
                         return Link::Open(Box::new(Line::new(connection, is_lent)));
                     }
                     self.close(connection, is_lent);
-                    let until = wanted_by.min(since.after(timeout));
-                    let request = pool.request(until, self.waker.clone());
+                    let request = new_request();
                     return Link::Connecting { request, since };
                 }
                 Some(Err(refusal)) => refusal,
-                None if now < since.after(timeout) => return Link::Connecting { request, since },
+                None if now < late_at => return Link::Connecting { request, since },
                 None => pool.last_failure(),
             }
         };
         self.failed(now, refusal.cause.clone());
-        let fault = (self.server).not_connected(refusal, since, since.after(timeout), true);
+        let fault = (self.server).not_connected(refusal, since, late_at, true);
         for queued in mem::take(&mut self.queued) {
             self.end(queued.job, now, Err(fault.clone().into()));
         }
