@@ -461,10 +461,11 @@ fn a_key_replaced_by_another_type_is_reported_as_taken() {
         ("lock:quorum", &by_quorum),
     ];
     let lost = leases.map(|(_, lease)| lease.lost());
+    // In one step: a renewal in between would find the key deleted.
+    let replace = "redis.call('DEL', KEYS[1]) redis.call('RPUSH', KEYS[1], 'x')";
     for (key, _) in leases {
         for server in &servers {
-            server.run("DEL", &[key]);
-            server.run("RPUSH", &[key, "x"]);
+            server.run("EVAL", &[replace, "1", key]);
         }
     }
     for ((key, lease), lost) in leases.iter().zip(lost) {
