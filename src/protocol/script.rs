@@ -3,6 +3,9 @@
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use redis::ServerError;
+
+use crate::error_reply::{Meaning, meaning};
 use crate::holder_id::HolderId;
 use crate::name::shown;
 use crate::protocol::verb::Verb;
@@ -100,6 +103,25 @@ pub(crate) struct Call<'a> {
     /// The script that does the same with the lock keys alone. It takes the first slice of keys,
     /// the first two of `args`, and `rest`.
     pub(crate) without_queue: Option<&'static Script>,
+}
+
+/// How a call names its script.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ScriptForm {
+    /// By its digest. This is usually tried first: it is much shorter.
+    Digest,
+    /// By its text, for a server that does not know the digest.
+    Source,
+}
+
+impl ScriptForm {
+    /// Returns the form in which to send a call again after `reply`; `None` if the reply counts.
+    ///
+    /// The reply NOSCRIPT shows that the script has not run. EVAL runs it, and the server keeps it.
+    pub(crate) fn after<T>(self, reply: &Result<T, ServerError>) -> Option<Self> {
+        let is_unknown = matches!(reply, Err(error) if meaning(error) == Meaning::NoScript);
+        (is_unknown && self == Self::Digest).then_some(Self::Source)
+    }
 }
 
 /// An argument of a call; only the last ones can be absent.
@@ -200,16 +222,6 @@ impl<'a> Call<'a> {
         Self { asking, ..self }
     }
 
-    /// Appends the call by the script's digest, which is usually tried first: it is much shorter.
-    pub(crate) fn pack_by_sha(&self, buffer: &mut Vec<u8>) {
-        self.pack("EVALSHA", self.script.sha(), buffer);
-    }
-
-    /// Appends the call with the script's text, for a server that does not know the digest.
-    pub(crate) fn pack_by_source(&self, buffer: &mut Vec<u8>) {
-        self.pack("EVAL", self.script.source, buffer);
-    }
-
     /// Returns the permissions that the call needs: the server's error may not name the missing
     /// one.
     pub(crate) fn rights(&self) -> String {
@@ -294,8 +306,12 @@ impl<'a> Call<'a> {
         ]
     }
 
-    /// Appends the call by `command`, with the script's digest or text.
-    fn pack(&self, command: &str, script: &str, buffer: &mut Vec<u8>) {
+    /// Appends the call, which names its script in this form.
+    pub(crate) fn pack(&self, form: ScriptForm, buffer: &mut Vec<u8>) {
+        let (command, script) = match form {
+            ScriptForm::Digest => ("EVALSHA", self.script.sha()),
+            ScriptForm::Source => ("EVAL", self.script.source),
+        };
         if self.asking {
             header(b'*', 1, buffer);
             bulk(b"ASKING", buffer);
@@ -377,22 +393,38 @@ mod tests {
         let (k, n) = ([b"k".to_vec()], [b"n".to_vec()]);
         let call = Call::new(Verb::Renew, &ADD_STATS, [&k, &n], args);
         let mut sent = Vec::new();
-        call.pack_by_sha(&mut sent);
+        call.pack(ScriptForm::Digest, &mut sent);
         assert!(sent.starts_with(b"*7\r\n$7\r\nEVALSHA\r\n$40\r\n"));
         assert!(sent.ends_with(b"$1\r\n2\r\n$1\r\nk\r\n$1\r\nn\r\n$1\r\n\xff\r\n$1\r\n7\r\n"));
         let mut sent = Vec::new();
-        call.pack_by_source(&mut sent);
+        call.pack(ScriptForm::Source, &mut sent);
         assert!(sent.starts_with(b"*7\r\n$4\r\nEVAL\r\n"));
         let call = Call {
             keys: [&k, &[]],
             ..call
         };
         let mut sent = Vec::new();
-        Call { rest: &n, ..call }.pack_by_sha(&mut sent);
+        Call { rest: &n, ..call }.pack(ScriptForm::Digest, &mut sent);
         assert!(sent.ends_with(b"$1\r\n1\r\n$1\r\nk\r\n$1\r\n\xff\r\n$1\r\n7\r\n$1\r\nn\r\n"));
         let mut sent = Vec::new();
-        call.asking(true).pack_by_sha(&mut sent);
+        call.asking(true).pack(ScriptForm::Digest, &mut sent);
         assert!(sent.starts_with(b"*1\r\n$6\r\nASKING\r\n*6\r\n$7\r\nEVALSHA\r\n"));
+    }
+
+    #[test]
+    fn a_call_is_sent_again_once_if_the_server_does_not_know_its_script() {
+        let error = |line: &str| match redis::parse_redis_value(line.as_bytes()) {
+            Ok(redis::Value::ServerError(error)) => Err::<(), _>(error),
+            other => panic!("{other:?}"),
+        };
+        let unknown = error("-NOSCRIPT No matching script.\r\n");
+        let source = Some(ScriptForm::Source);
+        assert_eq!(ScriptForm::Digest.after(&unknown), source);
+        assert_eq!(ScriptForm::Source.after(&unknown), None);
+        let other = error("-LOADING Redis is loading the dataset in memory\r\n");
+        for reply in [Ok(()), other] {
+            assert_eq!(ScriptForm::Digest.after(&reply), None);
+        }
     }
 
     /// The second text is that of Redis 8, which does not name the key.

@@ -8,11 +8,11 @@ use crate::error::{Cause, Error};
 use crate::error_reply::meaning;
 use crate::kernel::fault::Fault;
 use crate::protocol::answer::Answer;
-use crate::protocol::script::{Call, pack_wait};
+use crate::protocol::script::{Call, ScriptForm, pack_wait};
 use crate::protocol::verb::Verb;
 use crate::redis::combine::{Behind, Combined};
 use crate::redis::conn::callers::Cap;
-use crate::redis::conn::connection::{Replied, is_no_script};
+use crate::redis::conn::connection::Replied;
 use crate::redis::conn::pool::PooledConnection;
 use crate::redis::fault::NodeFault;
 use crate::redis::server::Server;
@@ -50,7 +50,7 @@ impl Server {
         let entered = self.pool.enter();
         if may_combine && entered.is_one_of_many(cap_rule) {
             match self.pool.combine(&call, until, cap_rule) {
-                Some(sent) if sent.answer.as_ref().is_ok_and(is_no_script) => {}
+                Some(sent) if sent.must_be_sent_again() => {}
                 Some(sent) => return self.read(&call, sent, until, unanswered),
                 None => {}
             }
@@ -62,10 +62,12 @@ impl Server {
             self.pool.pass_on(pooled);
             return Err(Fault::NotRun(Cause::silence("no time was left to ask")).into());
         }
-        let mut answer = self.run(&mut pooled, &call, sent, until, Call::pack_by_sha);
-        if matches!(&answer, Ok((reply, _)) if is_no_script(reply)) {
-            let now = Instant::now();
-            answer = self.run(&mut pooled, &call, now, until, Call::pack_by_source);
+        let first = ScriptForm::Digest;
+        let mut answer = self.run(&mut pooled, &call, first, sent, until);
+        if let Ok((reply, _)) = &answer
+            && let Some(form) = first.after(reply)
+        {
+            answer = self.run(&mut pooled, &call, form, Instant::now(), until);
         }
         match answer {
             Ok((answer, waited)) => {
@@ -117,7 +119,7 @@ impl Server {
                         Behind::Connection(connection) => connection.lock().undo_behind(undo),
                         Behind::Reader(combined) => {
                             let mut packed = Vec::new();
-                            undo.pack_by_source(&mut packed);
+                            undo.pack(ScriptForm::Source, &mut packed);
                             combined.leave_undo(packed);
                         }
                     });
@@ -135,18 +137,18 @@ impl Server {
 
     /// Sends a script, followed by WAIT in the same write if replicas must acknowledge it, and
     /// reads all replies.
-    fn run<'c>(
+    fn run(
         &self,
         pooled: &mut PooledConnection<'_>,
-        call: &Call<'c>,
+        call: &Call<'_>,
+        form: ScriptForm,
         now: Instant,
         until: Instant,
-        pack: impl FnOnce(&Call<'c>, &mut Vec<u8>),
     ) -> RedisResult<(Replied, Option<Replied>)> {
         let first_until = now.after(self.command_timeout()).min(until);
         let connection = pooled.connection();
         connection.write(first_until, |buffer| {
-            pack(call, buffer);
+            call.pack(form, buffer);
             if let Some(replicas) = &call.replicas {
                 pack_wait(replicas, buffer);
             }
@@ -182,7 +184,9 @@ impl Server {
         let connection = pooled.connection();
         let mut trip = || {
             connection.write(by, |buffer| {
-                calls.iter().for_each(|call| call.pack_by_sha(buffer));
+                for call in calls {
+                    call.pack(ScriptForm::Digest, buffer);
+                }
             })?;
             let replies = calls.iter().map(|call| connection.answer_to(by, call.verb));
             replies.collect::<RedisResult<Vec<_>>>()
@@ -195,7 +199,7 @@ impl Server {
             }
         };
         let answers = replies.into_iter().zip(calls).map(|(reply, call)| {
-            if is_no_script(&reply) {
+            if ScriptForm::Digest.after(&reply).is_some() {
                 return Err(NodeFault::NoScript);
             }
             reply.map_err(|error| self.node_fault(call, &error))

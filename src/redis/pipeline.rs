@@ -32,9 +32,8 @@ use crate::error::Cause;
 use crate::kernel::fault::Fault;
 use crate::protocol::answer::Answer;
 use crate::protocol::reply::Reply;
-use crate::protocol::script::pack_wait;
+use crate::protocol::script::{ScriptForm, pack_wait};
 use crate::protocol::verb::Verb;
-use crate::redis::conn::connection::is_no_script;
 use crate::redis::conn::socket::timed_out;
 use crate::redis::fault::NodeFault;
 use crate::redis::pipeline::link::{Line, Link};
@@ -92,8 +91,7 @@ pub(crate) enum LineState {
 
 struct Queued<J> {
     job: J,
-    /// The server does not know the digest of its script.
-    by_source: bool,
+    form: ScriptForm,
 }
 
 struct Sent<J> {
@@ -158,15 +156,15 @@ impl<J: Job> Pipeline<J> {
 
     /// Queues a command; [`turn`](Self::turn) sends it.
     pub(crate) fn push(&mut self, job: J) {
-        let by_source = false;
-        self.queued.push_back(Queued { job, by_source });
+        let form = ScriptForm::Digest;
+        self.queued.push_back(Queued { job, form });
     }
 
     /// Sends commands again, before those that are queued, with the source of their scripts.
     pub(crate) fn push_by_source(&mut self, jobs: Vec<J>) {
         for job in jobs.into_iter().rev() {
-            let by_source = true;
-            self.queued.push_front(Queued { job, by_source });
+            let form = ScriptForm::Source;
+            self.queued.push_front(Queued { job, form });
         }
     }
 
@@ -361,7 +359,7 @@ impl<J: Job> Pipeline<J> {
         }
         let (verb, replicas) = (first.verb, first.replicas);
         let answer = connection.meaning_of(reply, verb)?;
-        let is_unknown = is_no_script(&answer) && !first.queued.by_source;
+        let is_unknown = first.queued.form.after(&answer).is_some();
         let not_asked = first.not_asked.take();
         // If ASKING was refused, its error is the one to report, unless the command ran.
         let answer = answer.map_err(|error| not_asked.unwrap_or(error));
@@ -415,8 +413,7 @@ impl<J: Job> Pipeline<J> {
                 break;
             }
             let (end, verb, name, is_asking) = queued.job.with_request(|request| {
-                let by_source = queued.by_source;
-                let end = line.output.pack(|buffer| request.pack(by_source, buffer));
+                let end = line.output.pack(|buffer| request.pack(queued.form, buffer));
                 (end, request.verb(), request.name(), request.is_asking())
             });
             self.sent.push_back(Sent {

@@ -16,8 +16,9 @@ use crate::kernel::round::Undecided;
 use crate::kernel::votes::{Majority, Verdict, Votes};
 use crate::logging;
 use crate::protocol::answer::Answer;
+use crate::protocol::script::ScriptForm;
 use crate::redis::conn::callers::Cap;
-use crate::redis::conn::connection::{MOST_READS, Replied, is_no_script, wait_for_any};
+use crate::redis::conn::connection::{MOST_READS, Replied, wait_for_any};
 use crate::redis::conn::connector::Connector;
 use crate::redis::conn::pool::PooledConnection;
 use crate::redis::conn::socket::timed_out;
@@ -56,7 +57,7 @@ struct Asked<'a> {
     server: &'a Server,
     pooled: PooledConnection<'a>,
     is_ready: bool,
-    by_source: bool,
+    form: ScriptForm,
 }
 
 impl Quorum {
@@ -157,13 +158,14 @@ impl Quorum {
             };
             let by = now.after(self.command_timeout).min(until);
             let connection = pooled.connection();
-            match connection.write(by, |buffer| request.pack(false, buffer)) {
+            let form = ScriptForm::Digest;
+            match connection.write(by, |buffer| request.pack(form, buffer)) {
                 Ok(()) => asked.push(Asked {
                     number,
                     server,
                     pooled,
                     is_ready: false,
-                    by_source: false,
+                    form,
                 }),
                 Err(error) => replies.failed(number, Fault::Unknown(error.into())),
             }
@@ -201,8 +203,9 @@ impl Asked<'_> {
             return Ok(None);
         };
         let answer = connection.meaning_of(reply, request.verb())?;
-        if is_no_script(&answer) && !std::mem::replace(&mut self.by_source, true) {
-            connection.write(until, |buffer| request.pack(true, buffer))?;
+        if let Some(form) = self.form.after(&answer) {
+            self.form = form;
+            connection.write(until, |buffer| request.pack(form, buffer))?;
             return Ok(None);
         }
         Ok(Some(answer))

@@ -9,7 +9,7 @@ use crate::protocol::fair::FairMutexKeys;
 use crate::protocol::keys::{Keys, sibling_key};
 use crate::protocol::mutex::MutexKeys;
 use crate::protocol::primitive::{Acquire, AtRelease, Primitive, Queueing};
-use crate::protocol::script::Call;
+use crate::protocol::script::{Call, ScriptForm};
 use crate::protocol::semaphore::SemaphoreKeys;
 use crate::runtime::live_clients;
 
@@ -175,7 +175,7 @@ fn lock_key(name: &str) -> Vec<u8> {
 /// Runs the script of a call, as the client would send it.
 fn run(state: &mut ServerState, call: &Call<'_>) -> Reply {
     let mut request = Vec::new();
-    call.pack_by_source(&mut request);
+    call.pack(ScriptForm::Source, &mut request);
     match read_request(&request) {
         Ok(Some((words, _))) => state.eval_without_faults(&words),
         _ => unreachable!("the client packs whole requests"),

@@ -8,7 +8,7 @@ use redis::RedisError;
 
 use crate::clock::Instant;
 use crate::error_reply::meaning;
-use crate::protocol::script::Call;
+use crate::protocol::script::{Call, ScriptForm};
 use crate::redis::combine::combiner::{Batch, COMBINE_WAIT, NextStep};
 use crate::redis::conn::call_queue::Ticket;
 use crate::redis::conn::callers::Cap;
@@ -33,6 +33,14 @@ pub(in crate::redis) struct Combined {
     pub(in crate::redis) behind: Behind,
 }
 
+impl Combined {
+    /// Returns whether the server has not run the script: the call needs its own connection.
+    pub(in crate::redis) fn must_be_sent_again(&self) -> bool {
+        let reply = self.answer.as_ref();
+        reply.is_ok_and(|reply| ScriptForm::Digest.after(reply).is_some())
+    }
+}
+
 /// Where the undo of a call goes that got no reply.
 pub(in crate::redis) enum Behind {
     /// The connection has ended. It is closed once all calls of the write have dropped it.
@@ -51,7 +59,7 @@ impl Pool {
         cap_rule: Cap,
     ) -> Option<Combined> {
         let mut command = Vec::with_capacity(256);
-        call.pack_by_sha(&mut command);
+        call.pack(ScriptForm::Digest, &mut command);
         if command.len() > LONG {
             return None;
         }

@@ -12,11 +12,11 @@ use super::reader::{Limit, Reader};
 use super::socket::{timed_out, wait_for_sockets};
 use super::stream::{Deadlines, Stream};
 use crate::clock::{Instant, nap};
-use crate::error_reply::{Meaning, meaning, takes_no_writes};
+use crate::error_reply::takes_no_writes;
 use crate::protocol::answer::Answer;
 use crate::protocol::redirect::Redirect;
 use crate::protocol::reply::Reply;
-use crate::protocol::script::Call;
+use crate::protocol::script::{Call, ScriptForm};
 use crate::protocol::verb::Verb;
 use crate::resolver::Peer;
 use crate::url::Address;
@@ -304,7 +304,7 @@ impl Connection {
     /// for the rest of an argument, and could acquire for a holder id that nobody releases.
     pub(crate) fn undo_behind(&mut self, undo: Call<'_>) {
         let mut packed = Vec::new();
-        undo.pack_by_source(&mut packed);
+        undo.pack(ScriptForm::Source, &mut packed);
         self.write_behind(&packed);
     }
 
@@ -330,12 +330,6 @@ pub(crate) fn wait_for_any(connections: &[&Connection], until: Instant) -> Redis
     let sockets = connections.iter();
     let sockets = sockets.map(|connection| (connection.as_fd(), false));
     Ok(wait_for_sockets(sockets, Some(nap(Instant::now(), until)))?)
-}
-
-/// Returns whether the server lacks the script of a call: then nothing ran, so the call may be sent
-/// again, with the source.
-pub(crate) fn is_no_script(reply: &Replied) -> bool {
-    matches!(reply, Err(error) if matches!(meaning(error), Meaning::NoScript))
 }
 
 #[cfg(test)]

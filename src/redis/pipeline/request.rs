@@ -4,7 +4,7 @@ use redis::ServerError;
 
 use crate::clock::Instant;
 use crate::protocol::answer::Answer;
-use crate::protocol::script::Call;
+use crate::protocol::script::{Call, ScriptForm};
 use crate::protocol::verb::Verb;
 use crate::redis::command::rights;
 use crate::redis::fault::NodeFault;
@@ -68,10 +68,9 @@ impl Request<'_> {
         matches!(self, Self::Call(call) if call.asking)
     }
 
-    pub(in crate::redis) fn pack(&self, by_source: bool, buffer: &mut Vec<u8>) {
+    pub(in crate::redis) fn pack(&self, form: ScriptForm, buffer: &mut Vec<u8>) {
         match self {
-            Self::Call(call) if by_source => call.pack_by_source(buffer),
-            Self::Call(call) => call.pack_by_sha(buffer),
+            Self::Call(call) => call.pack(form, buffer),
             Self::Publish { channel, message } => {
                 let mut publish = redis::cmd("PUBLISH");
                 publish.arg(channel).arg(message);

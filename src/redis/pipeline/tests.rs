@@ -262,7 +262,7 @@ fn script_that_the_server_does_not_know_ends_and_can_be_sent_with_its_source() {
         .pipeline
         .sent
         .front()
-        .is_none_or(|sent| !sent.queued.by_source)
+        .is_none_or(|sent| sent.queued.form != ScriptForm::Source)
     {
         fixture.turn();
     }
