@@ -147,8 +147,8 @@ impl ClientBuilder {
         target.is_some_and(|target| target.is_ok_and(|mut target| target.has_tls()))
     }
 
-    /// Returns whether sentinels are set of which neither their URL nor the builder says whether
-    /// they have TLS.
+    /// Returns whether sentinels are set, and neither their URL nor the builder says whether they
+    /// have TLS.
     pub(super) fn lacks_sentinel_tls(&self) -> bool {
         #[cfg(feature = "tls")]
         if self.sentinel_tls.is_some() {

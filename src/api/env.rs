@@ -29,8 +29,8 @@ impl ClientBuilder {
     /// - `REDIS_USERNAME` and `REDIS_PASSWORD`, or the password in the file that
     ///   `REDIS_PASSWORD_FILE` names, fill in each URL without a password.
     /// - `REDIS_TLS_CA`, `REDIS_TLS_CERT` and `REDIS_TLS_KEY` are read only if the URLs use TLS.
-    /// - `REDIS_SENTINEL_TLS` is read only for sentinels of which the program has not said whether
-    ///   they have TLS.
+    /// - `REDIS_SENTINEL_TLS` is read only if the program has set sentinels, and not whether they
+    ///   have TLS.
     ///
     /// Setters called later override the environment. A URL set later gets no user, no password and
     /// no `REDIS_SENTINEL_TLS` from the environment.

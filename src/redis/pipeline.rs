@@ -70,7 +70,7 @@ pub(crate) struct Pipeline<J> {
     pub(crate) ended: Vec<Ended<J>>,
     /// Somebody wants the connection although no command is queued.
     is_wanted: Cell<bool>,
-    /// When the first of them gives up that have wanted it since the last one was made.
+    /// When the first caller that has wanted it since the last one was made gives up.
     wanted_by: Cell<Instant>,
     /// Since the last connection was lost: the attempts to make one that have failed, and when the
     /// next one is due.

@@ -221,7 +221,7 @@ fn tls_of_sentinels_has_a_variable_of_its_own() {
     assert!(error.to_string().contains("yes or no"), "{error}");
 }
 
-/// As the password of the environment, its TLS is for the servers that are set at that time.
+/// Like its password, the environment's TLS applies to the servers that are set when it is read.
 #[cfg(feature = "tls")]
 #[test]
 fn servers_set_after_the_environment_keep_their_tls() {

@@ -101,7 +101,7 @@ impl Failure {
         self
     }
 
-    /// Puts `what` has failed before the message, which says why.
+    /// Prefixes the message with `what`, the step that has failed.
     pub(crate) fn of(mut self, what: &str) -> Self {
         self.text = format!("{what}: {}", self.text);
         self

@@ -84,8 +84,8 @@ pub(crate) struct End {
     pub(crate) code: Option<u8>,
     /// The lock was lost before the command and its processes had ended.
     pub(crate) is_lost: bool,
-    /// The exit code for why this process has ended the command, if it has, and not because the
-    /// lock was lost.
+    /// The exit code if this process has ended the command for a reason of its own, such as a
+    /// limit. `None` if the lock was lost.
     pub(crate) ended_for: Option<u8>,
     /// A signal asked this process to end, at most [`FOR_THE_END`] before.
     pub(crate) signalled: bool,

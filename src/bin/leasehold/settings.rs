@@ -1,7 +1,7 @@
 //! The library's settings under the names of this program's options, for messages of the library.
 
-/// Parts of the library's messages, and what they are here. A part that contains another comes
-/// first.
+/// Parts of the library's messages, each with this program's words for it. A part that contains
+/// another comes first.
 const NAMES: [(&str, &str); 23] = [
     ("ClientBuilder::command_timeout, ", ""),
     ("ClientBuilder::connect_timeout, ", ""),

@@ -43,8 +43,8 @@ mod linux {
     /// How often a pending stop is announced until it is answered.
     const ANNOUNCE_EVERY: Duration = Duration::from_millis(20);
 
-    /// After this time, a stop is discarded: it was forwarded to a command that does not stop. The
-    /// kernel would not tell of another one while it is pending.
+    /// After this time, a stop is discarded: it was forwarded to a command that does not stop.
+    /// While it is pending, the kernel reports no other stop.
     const ANSWERED_WITHIN: Duration = Duration::from_secs(2);
 
     /// How long a stop must have been pending before this process stops. The handler takes about a

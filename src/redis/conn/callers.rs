@@ -31,8 +31,8 @@ pub(in crate::redis) fn this_thread() -> Waker {
     Waker::from(Arc::new(Parked(thread::current())))
 }
 
-/// The queue, with a waker for each call. Thousands may wait: their place is never looked for by a
-/// walk. Each list is in the order of the numbers.
+/// The queue, with a waker for each call. Each list is in the order of the numbers: thousands may
+/// wait, so a call is found by a binary search.
 #[derive(Debug)]
 pub(super) struct Callers<T> {
     counted: VecDeque<Caller<T>>,

@@ -414,7 +414,7 @@ impl Pool {
 }
 
 impl ConnectRequest {
-    /// Records when a caller gives up that waits for the connection.
+    /// Records when a caller that waits for the connection gives up.
     pub(in crate::redis) fn note_end(&self, until: Instant) {
         self.pool.state.lock().note_end(until);
     }

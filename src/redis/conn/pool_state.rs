@@ -45,7 +45,7 @@ pub(in crate::redis) struct PoolState {
     pub(super) watcher: Option<Thread>,
     /// The socket of the connection that the dialer makes, once the peer has accepted it.
     pub(super) accepted: Option<OwnedFd>,
-    /// When the first of the calls gives up that have begun to wait since the last dial.
+    /// When the first call that has begun to wait since the last dial gives up.
     pub(super) soonest: Option<Instant>,
 }
 
@@ -68,12 +68,12 @@ impl PoolState {
         Some(connection)
     }
 
-    /// Records when a call gives up that waits for a new connection.
+    /// Records when a call that waits for a new connection gives up.
     pub(super) fn note_end(&mut self, until: Instant) {
         self.soonest = Some(self.soonest.map_or(until, |other| other.min(until)));
     }
 
-    /// Has the thread that compares the connections to two servers look whether it must end.
+    /// Wakes the thread that compares the connections to two servers: it may have to end.
     pub(super) fn wake_watcher(&self) {
         self.watcher.iter().for_each(Thread::unpark);
     }

@@ -18,7 +18,7 @@ pub(crate) trait Job {
     /// Returns the replicas that must acknowledge the command.
     fn replicas(&self) -> Option<Replicas>;
 
-    /// Returns when the first of the calls gives up that wait for the command.
+    /// Returns when the first call that waits for the command gives up.
     fn wanted_by(&self) -> Instant;
 
     /// Returns whether the command has become useless before it was sent.
