@@ -54,7 +54,7 @@ IT_AND_AFTER = $(patsubst %,--test %,$(filter-out $(LIGHT),$(BINARIES)))
 
 # The simulation of the kernel, and its threads in many orders, without the other unit tests there.
 SIM = $(TEST) --test sim
-SIMULATED = kernel::sim:: members::
+SIMULATED = sim:: members::
 THREADS = $(TEST) --test threads
 ORDERS = models:: pairs:: runtime:: model::
 
@@ -83,15 +83,15 @@ test: servers
 # Simulates the kernel for that many seconds with new seeds, and its threads in new orders.
 SECONDS = 60
 sim:
-	SIM_SECONDS=$(SECONDS) $(SIM) kernel::sim:: -- --nocapture
+	SIM_SECONDS=$(SECONDS) $(SIM) sim:: -- --nocapture
 	SHUTTLE_RANDOM_SEED=$$(date +%s) $(THREADS) -- $(ORDERS)
 
 # Looks for a plan that shows each deliberate mistake in the kernel, among 2,000 seeds of each family,
-# and prints it as a line of `src/kernel/sim/mutants.txt`. MUTANTS=list looks in the
+# and prints it as a line of `src/sim/mutants.txt`. MUTANTS=list looks in the
 # lists of `make test` only.
 MUTANTS = 1
 mutants:
-	SIM_MUTANTS=$(MUTANTS) $(SIM) kernel::sim::each_mutant_is_caught -- --nocapture
+	SIM_MUTANTS=$(MUTANTS) $(SIM) sim::each_mutant_is_caught -- --nocapture
 
 # Runs the unit tests with `tls` in their names in a build without that feature.
 test-without-tls:

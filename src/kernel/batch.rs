@@ -9,9 +9,9 @@ use crate::kernel::command::{Command, What};
 use crate::kernel::engine::ServerNo;
 use crate::kernel::fault::Fault;
 use crate::kernel::groups::{GroupNo, joins_after, pause, pause_unanswered};
-use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::pending::{News, PendingReleases, name_of, note_answered};
 use crate::kernel::undo::{PendingRelease, Proof};
+use crate::mutant::{Mutant, is_on};
 use crate::protocol::answer::{Answer, Undone};
 use crate::protocol::primitive::Primitive;
 

@@ -27,9 +27,9 @@ use crate::kernel::effects::Effects;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::fault::Fault;
 use crate::kernel::held::Holder;
-use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::request::{Asked, IdOfSet, RequestNo, RequestState, Sender, Serves};
 use crate::kernel::waiter::{Failure, Outcome, Wait, Waiter, WaiterCell, WaiterNo};
+use crate::mutant::{Mutant, is_on};
 use crate::protocol::answer::Answer;
 use crate::protocol::place::refresh_every;
 use crate::protocol::primitive::Primitive;
@@ -155,7 +155,7 @@ impl Call {
 
     /// The id of the command that this thread has under way.
     #[cfg(sim)]
-    pub(super) fn asks_as(&self) -> Option<&str> {
+    pub(crate) fn asks_as(&self) -> Option<&str> {
         match &self.state {
             CallState::Asking(asked) => Some(asked.id.as_str()),
             CallState::New | CallState::Parked(_) | CallState::Over => None,

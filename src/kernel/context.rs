@@ -14,14 +14,14 @@ use crate::kernel::table::entry_name;
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;
 
-pub(super) struct Context<'a> {
+pub(crate) struct Context<'a> {
     pub(super) kernel: &'a Kernel,
     pub(super) now: Instant,
     pub(super) fx: &'a mut Effects,
 }
 
 impl Kernel {
-    pub(super) fn at<'a>(&'a self, now: Instant, fx: &'a mut Effects) -> Context<'a> {
+    pub(crate) fn at<'a>(&'a self, now: Instant, fx: &'a mut Effects) -> Context<'a> {
         Context {
             kernel: self,
             now,
@@ -33,7 +33,7 @@ impl Kernel {
 impl Context<'_> {
     /// Runs `act` on the entry of a name, which it creates if there is none, under the lock of its
     /// shard. Then re-arms the entry in the schedule, or removes it if nothing is left in it.
-    pub(super) fn with_entry<T>(
+    pub(crate) fn with_entry<T>(
         &mut self,
         lock: &Arc<dyn Primitive>,
         act: impl FnOnce(&mut LockEntry, &mut Self) -> T,
@@ -79,7 +79,7 @@ impl Context<'_> {
 
     /// Runs `act` on the pending releases; puts what is due then into the schedule, under their
     /// lock.
-    pub(super) fn with_pending<T>(
+    pub(crate) fn with_pending<T>(
         &mut self,
         act: impl FnOnce(&mut PendingReleases, &mut Effects) -> T,
     ) -> T {

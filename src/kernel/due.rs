@@ -7,11 +7,11 @@ use crate::kernel::command::{Command, Listens, What};
 use crate::kernel::context::Context;
 use crate::kernel::engine::Purpose;
 use crate::kernel::entry::LockEntry;
-use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::request::{RequestNo, RequestState, Sender, Serves};
 use crate::kernel::requests::Receiver;
 use crate::kernel::steps::decided;
 use crate::kernel::waiter::{Outcome, Wait, WaiterNo};
+use crate::mutant::{Mutant, is_on};
 use crate::wait_policy::WaitPolicy;
 
 impl LockEntry {

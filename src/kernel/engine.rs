@@ -24,14 +24,14 @@ use crate::kernel::entry::LockEntry;
 use crate::kernel::fault::Fault;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{LeaseStatus, LeaseWork};
-use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::renewals::Renewals;
 use crate::kernel::request::{Asked, RequestNo, Serves};
 use crate::kernel::round::{Round, RoundKind, RoundNo, Undecided};
 use crate::kernel::schedule::Item;
-use crate::kernel::steps::decided;
+use crate::kernel::steps::{count_step, decided};
 use crate::kernel::table::entry_name;
 use crate::kernel::unlock::release_command;
+use crate::mutant::{Mutant, is_on};
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::primitive::Primitive;
@@ -164,8 +164,7 @@ impl Engine {
             out: Vec::new(),
         };
         loop {
-            #[cfg(sim)]
-            crate::kernel::sim::count_step();
+            count_step();
             let taken = kernel.schedule.lock().take(now);
             let has_ended = self.advance(&mut turn);
             if taken.leases.is_empty() && taken.items.is_empty() && !has_ended {
@@ -347,7 +346,7 @@ impl Engine {
     /// Returns the names whose refusal the reply to a command can be, and the id that it acquires
     /// for.
     #[cfg(sim)]
-    pub(super) fn asks_for(&self, ticket: Ticket) -> Option<(Vec<Name>, Option<HolderId>)> {
+    pub(crate) fn asks_for(&self, ticket: Ticket) -> Option<(Vec<Name>, Option<HolderId>)> {
         match self.in_flight.get(&ticket)? {
             Purpose::Ask(asked) => Some((asked.lock.keys().names.to_vec(), Some(asked.id.clone()))),
             Purpose::Refresh(name, _) => Some((vec![name.clone()], None)),

@@ -22,7 +22,6 @@ use crate::kernel::engine::ServerNo;
 use crate::kernel::few::Few;
 use crate::kernel::held::HeldLease;
 use crate::kernel::last_reply::LastReply;
-use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::request::Serves;
 use crate::kernel::request_index::Requests;
 use crate::kernel::schedule::Item;
@@ -30,6 +29,7 @@ use crate::kernel::steps::decided;
 use crate::kernel::waiter::{Failure, Outcome, Refused, Waiter, WaiterNo};
 use crate::kernel::waiters::Waiters;
 use crate::kernel::watch::Watch;
+use crate::mutant::{Mutant, is_on};
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;
 
@@ -42,16 +42,16 @@ const MOST_HEARD: usize = 8;
 
 #[derive(Debug)]
 pub(crate) struct LockEntry {
-    pub(super) name: Name,
+    pub(crate) name: Name,
     /// The name is that of a set: its calls wait in the entries of its names.
     pub(super) is_set: bool,
-    pub(super) held: Few<Held>,
+    pub(crate) held: Few<Held>,
     pub(super) capacity: usize,
     /// Until when the only lease lingers; `None` if somebody holds it.
-    pub(super) lingers_until: Option<Instant>,
-    pub(super) waiters: Waiters,
-    pub(super) requests: Requests,
-    pub(super) last: LastReply,
+    pub(crate) lingers_until: Option<Instant>,
+    pub(crate) waiters: Waiters,
+    pub(crate) requests: Requests,
+    pub(crate) last: LastReply,
     /// When others were last known to want the name; after a plain release, until when no call of
     /// the line asks.
     contended: Instant,
@@ -85,8 +85,8 @@ pub(super) struct Extras {
 
 /// A lease of this client.
 #[derive(Debug)]
-pub(super) struct Held {
-    pub(super) lease: Arc<HeldLease>,
+pub(crate) struct Held {
+    pub(crate) lease: Arc<HeldLease>,
     pub(super) is_shared: bool,
 }
 
@@ -136,11 +136,11 @@ impl LockEntry {
 
     /// Returns whether this client has a lease that excludes all others. Its line waits for that
     /// to end.
-    pub(super) fn holds_alone(&self) -> bool {
+    pub(crate) fn holds_alone(&self) -> bool {
         self.excludes(true).is_some()
     }
 
-    pub(super) fn holds(&self, id: &HolderId) -> bool {
+    pub(crate) fn holds(&self, id: &HolderId) -> bool {
         self.held.iter().any(|held| held.lease.id == *id)
     }
 

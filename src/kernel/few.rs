@@ -4,7 +4,7 @@ use std::ops::{Deref, DerefMut};
 
 /// A vector that allocates nothing for a single item.
 #[derive(Debug)]
-pub(super) enum Few<T> {
+pub(crate) enum Few<T> {
     One(Option<T>),
     Many(Vec<T>),
 }

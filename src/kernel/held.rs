@@ -26,10 +26,10 @@ use crate::kernel::holdings::Grant;
 use crate::kernel::lease::{
     HandoffRun, LeaseState, LeaseStatus, NoHandoff, Operation, OperationCell,
 };
-use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::round::AtServers;
 use crate::kernel::schedule::Scheduled;
 use crate::lost::Lost;
+use crate::mutant::{Mutant, is_on};
 use crate::name::Name;
 use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::primitive::Primitive;
@@ -50,7 +50,7 @@ pub(crate) struct HeldLease {
     /// Distinguishes leases in the schedule.
     pub(crate) serial: u64,
     pub(super) scheduled: Scheduled,
-    pub(super) inner: Mutex<Inner>,
+    pub(crate) inner: Mutex<Inner>,
 }
 
 /// What a holder brings to a lease: it is installed when its thread takes the lease.
@@ -101,13 +101,13 @@ impl Holder {
     }
 }
 
-pub(super) struct Inner {
-    pub(super) lease: LeaseState,
+pub(crate) struct Inner {
+    pub(crate) lease: LeaseState,
     /// The token of the current holder: identifies it among those of the same lease.
     pub(super) token: FencingToken,
     pub(super) holder: Holder,
     /// When the current holder took the lease; `None` until then.
-    pub(super) since: Option<Instant>,
+    pub(crate) since: Option<Instant>,
     announced: bool,
     /// Nobody holds the lease, and the client keeps it for a moment.
     pub(super) lingers: bool,
@@ -221,7 +221,7 @@ impl HeldLease {
     }
 
     /// Returns for how long the lease is valid at `now`.
-    pub(super) fn validity(&self, now: Instant) -> Duration {
+    pub(crate) fn validity(&self, now: Instant) -> Duration {
         self.inner.lock().lease.validity(now)
     }
 
@@ -246,7 +246,7 @@ impl HeldLease {
     }
 
     /// Returns whether no release has begun and no loss was noticed.
-    pub(super) fn is_open(&self) -> bool {
+    pub(crate) fn is_open(&self) -> bool {
         self.inner.lock().lease.is_open()
     }
 

@@ -10,7 +10,6 @@ use crate::kernel::effects::Discard;
 use crate::kernel::entry::{Held, LockEntry};
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{LeaseState, LeaseStatus, NoHandoff};
-use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::request::{Request, RequestNo, RequestState, Serves};
 use crate::kernel::requests::Receiver;
 use crate::kernel::round::AtServers;
@@ -18,6 +17,7 @@ use crate::kernel::undo::Proof;
 use crate::kernel::unlock::named;
 use crate::kernel::waiter::{Failure, Outcome};
 use crate::lost::Lost;
+use crate::mutant::{Mutant, is_on};
 use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::Primitive;
 use crate::token::FencingToken;
@@ -210,7 +210,7 @@ impl LockEntry {
     }
 
     /// Returns whether a call waits or asks, or watches the name for a set.
-    pub(super) fn is_wanted(&self) -> bool {
+    pub(crate) fn is_wanted(&self) -> bool {
         self.is_asked_for() || !self.watches().is_empty()
     }
 

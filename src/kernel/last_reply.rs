@@ -7,8 +7,8 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::error::{Cause, Error};
 use crate::kernel::fault::{Fault, OpenCircuit};
-use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::waiter::{Failure, Refused};
+use crate::mutant::{Mutant, is_on};
 use crate::protocol::refusal::RefusedName;
 
 /// The last attempt before a deadline comes this early, unless the call is short or the server

@@ -19,8 +19,8 @@ use crate::kernel::effects::{Discard, Effects};
 use crate::kernel::entry::LockEntry;
 use crate::kernel::held::{HeldLease, Holder, Inner};
 use crate::kernel::lease::LeaseStatus;
-use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::unlock::{Unlock, begin_release};
+use crate::mutant::{Mutant, is_on};
 use crate::name::Name;
 use crate::token::FencingToken;
 
@@ -65,7 +65,7 @@ impl LockEntry {
         Some((lease, token))
     }
 
-    pub(super) fn lingering(&self) -> Option<&Arc<HeldLease>> {
+    pub(crate) fn lingering(&self) -> Option<&Arc<HeldLease>> {
         self.lingers_until?;
         self.held.first().map(|held| &held.lease)
     }

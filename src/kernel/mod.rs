@@ -35,7 +35,6 @@ pub(crate) mod last_reply;
 pub(crate) mod lease;
 pub(crate) mod linger;
 pub(crate) mod messages;
-pub(crate) mod mutant;
 pub(crate) mod pending;
 pub(crate) mod places;
 pub(crate) mod proposals;
@@ -49,8 +48,6 @@ pub(crate) mod round;
 pub(crate) mod rounds;
 pub(crate) mod schedule;
 pub(crate) mod set;
-#[cfg(sim)]
-pub(crate) mod sim;
 pub(crate) mod steps;
 pub(crate) mod table;
 pub(crate) mod tokens;
@@ -108,9 +105,9 @@ pub(crate) struct Limits {
 #[derive(Debug)]
 pub(crate) struct Kernel {
     pub(crate) limits: Limits,
-    pub(super) table: LockTable,
-    pub(super) pending: Mutex<PendingReleases>,
-    pub(super) schedule: Mutex<Schedule>,
+    pub(crate) table: LockTable,
+    pub(crate) pending: Mutex<PendingReleases>,
+    pub(crate) schedule: Mutex<Schedule>,
     /// The first part of the client's holder ids.
     owner: Arc<str>,
     tokens: Tokens,

@@ -20,10 +20,10 @@ use crate::kernel::command::Command;
 use crate::kernel::ended::{Counting, Ended, Tally};
 use crate::kernel::engine::ServerNo;
 use crate::kernel::groups::{GroupNo, Groups, UNANSWERED};
-use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::table::entry_name;
 use crate::kernel::undo::{PendingRelease, Proof};
 use crate::kernel::votes::Majority;
+use crate::mutant::{Mutant, is_on};
 use crate::name::{Name, NameTable};
 use crate::protocol::primitive::Primitive;
 
@@ -53,7 +53,7 @@ pub(crate) struct PendingReleases {
     pub(super) ended: Ended,
     /// The ids of the releases that were too many.
     #[cfg(sim)]
-    pub(super) forgotten: std::collections::HashSet<HolderId>,
+    pub(crate) forgotten: std::collections::HashSet<HolderId>,
 }
 
 #[derive(Debug)]
@@ -112,7 +112,7 @@ impl PendingReleases {
 
     /// Returns whether an id has a pending release for this lock.
     #[cfg(sim)]
-    pub(super) fn has_for(&self, lock: &Arc<dyn Primitive>, id: &HolderId) -> bool {
+    pub(crate) fn has_for(&self, lock: &Arc<dyn Primitive>, id: &HolderId) -> bool {
         self.serial_of(0, lock, id).is_some()
     }
 
@@ -334,7 +334,7 @@ impl PendingReleases {
     }
 
     /// Keeps a release that was answered.
-    pub(super) fn note_recent(&mut self, release: PendingRelease, now: Instant) {
+    pub(crate) fn note_recent(&mut self, release: PendingRelease, now: Instant) {
         self.ended.note_recent(release, now);
     }
 

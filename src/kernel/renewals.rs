@@ -14,7 +14,7 @@ use crate::kernel::effects::Discard;
 use crate::kernel::engine::{Engine, Purpose, Route, Turn};
 use crate::kernel::fault::Fault;
 use crate::kernel::lease::{LeaseWork, end_for_lease};
-use crate::kernel::mutant::{Mutant, is_on};
+use crate::mutant::{Mutant, is_on};
 use crate::protocol::answer::{Answer, KeyState};
 
 /// The most bytes of keys and holder ids in one command, unless those of one lease are longer.

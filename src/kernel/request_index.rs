@@ -8,7 +8,7 @@ use crate::kernel::indexed::{Change, Indexed, Keyed};
 use crate::kernel::request::{RefreshGroup, Request, RequestNo, RequestState, Sender, Serves};
 
 #[derive(Debug, Default)]
-pub(super) struct Requests(Indexed<Request>);
+pub(crate) struct Requests(Indexed<Request>);
 
 /// Under what a request is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -133,7 +133,7 @@ impl Requests {
     }
 
     /// Walks over all requests, in the order of their numbers.
-    pub(super) fn walk(&self) -> impl Iterator<Item = &Request> {
+    pub(crate) fn walk(&self) -> impl Iterator<Item = &Request> {
         self.0.walk()
     }
 

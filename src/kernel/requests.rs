@@ -10,12 +10,12 @@ use crate::kernel::command::{Attempt, Command, Listens, What};
 use crate::kernel::context::Context;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::lease::{GRACE, LeaseState};
-use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::request::{
     Asked, Flight, IdOfSet, Request, RequestNo, RequestState, Sender, Serves,
 };
 use crate::kernel::undo::Proof;
 use crate::kernel::waiter::{Failure, Outcome, Wait, Waiter, WaiterNo};
+use crate::mutant::{Mutant, is_on};
 use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::Primitive;
 use crate::token::FencingToken;
@@ -30,7 +30,7 @@ pub(super) enum Receiver {
 }
 
 impl LockEntry {
-    pub(super) fn line_request(&self) -> Option<&Request> {
+    pub(crate) fn line_request(&self) -> Option<&Request> {
         let of_line = self.requests.serving(&[Serves::Line]);
         let mut of_line = of_line.into_iter().map(|no| &self.requests[no]);
         of_line.find(|request| !matches!(request.state, RequestState::Won(_)))

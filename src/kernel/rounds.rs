@@ -10,11 +10,11 @@ use crate::kernel::effects::Effects;
 use crate::kernel::engine::{Engine, Purpose, ServerNo, Turn};
 use crate::kernel::fault::Fault;
 use crate::kernel::lease::{LeaseWork, WorkKind};
-use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::round::{AtServer, Round, RoundKind, RoundNo};
 use crate::kernel::schedule::Item;
 use crate::kernel::table::entry_name;
 use crate::kernel::undo::{PendingRelease, Proof};
+use crate::mutant::{Mutant, is_on};
 use crate::protocol::answer::Answer;
 
 impl Engine {
@@ -289,12 +289,12 @@ impl Engine {
 
     /// Returns whether a round may still change something under this id.
     #[cfg(sim)]
-    pub(super) fn knows(&self, id: &str) -> bool {
+    pub(crate) fn knows(&self, id: &str) -> bool {
         self.rounds.values().any(|round| round.id.as_str() == id)
     }
 
     #[cfg(sim)]
-    pub(super) fn rounds(&self) -> usize {
+    pub(crate) fn rounds(&self) -> usize {
         self.rounds.len()
     }
 }

@@ -9,7 +9,7 @@ use crate::kernel::Kernel;
 use crate::kernel::bounds::{Bound, at_most};
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::RENEWAL_WINDOW;
-use crate::kernel::mutant::{Mutant, is_on};
+use crate::mutant::{Mutant, is_on};
 use crate::name::Name;
 
 /// How many leases are renewed early, together with those that are due: three commands of most
@@ -118,11 +118,11 @@ impl Schedule {
 
     /// Returns whether the engine will look at a lease with this id.
     #[cfg(sim)]
-    pub(super) fn has_lease(&self, id: &str) -> bool {
+    pub(crate) fn has_lease(&self, id: &str) -> bool {
         self.leases.values().any(|lease| lease.id.as_str() == id)
     }
 
-    pub(super) fn next(&self) -> Instant {
+    pub(crate) fn next(&self) -> Instant {
         let lease = self.leases.first_key_value().map(|((at, _), _)| *at);
         let item = self.due.first().map(|(at, _)| *at);
         lease

@@ -27,10 +27,11 @@ use crate::kernel::effects::Effects;
 use crate::kernel::fault::Fault;
 use crate::kernel::held::{HeldLease, Holder};
 use crate::kernel::lease::LeaseStatus;
-use crate::kernel::mutant::{Mutant, is_on};
+use crate::kernel::steps::count_step;
 use crate::kernel::table::entry_name;
 use crate::kernel::waiter::{Failure, Outcome, Refused, Wait, WaiterCell};
 use crate::kernel::watch::Watching;
+use crate::mutant::{Mutant, is_on};
 use crate::protocol::answer::Answer;
 use crate::protocol::primitive::Primitive;
 use crate::wait_policy::RECONNECT;
@@ -40,7 +41,7 @@ const KEPT_FOR: Duration = Duration::from_secs(3);
 
 pub(crate) struct SetAcquire {
     /// What the caller wants; its lock is that of the set.
-    pub(super) wants: CallTerms,
+    pub(crate) wants: CallTerms,
     pub(super) start: Instant,
     /// The lock of each name, fair with queues, in the order in which all sets take them.
     pub(super) names: Vec<Arc<dyn Primitive>>,
@@ -50,10 +51,10 @@ pub(crate) struct SetAcquire {
     has_parked: bool,
     /// It was refused.
     pub(super) has_waited: bool,
-    pub(super) stage: Stage,
+    pub(crate) stage: Stage,
     call: Call,
     /// The name that last refused it, without queues.
-    pub(super) watch: Option<Watching>,
+    pub(crate) watch: Option<Watching>,
     /// How often in a row it began again because of a command without a reply.
     restarts: u32,
     /// How often it was refused, without queues; and the last refusal.
@@ -62,7 +63,7 @@ pub(crate) struct SetAcquire {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stage {
+pub(crate) enum Stage {
     All,
     /// The name with this index.
     One(usize),
@@ -105,7 +106,7 @@ impl SetAcquire {
 
     /// Returns whether it keeps a name under this id, held or lost.
     #[cfg(sim)]
-    pub(super) fn keeps(&self, id: &str) -> bool {
+    pub(crate) fn keeps(&self, id: &str) -> bool {
         self.kept.iter().any(|lease| lease.id.as_str() == id)
     }
 
@@ -251,8 +252,7 @@ impl SetAcquire {
     fn go_on(&mut self, step: Step, cx: &mut Context<'_>) -> Step {
         let mut step = step;
         loop {
-            #[cfg(sim)]
-            crate::kernel::sim::count_step();
+            count_step();
             let outcome = match step {
                 Step::Send(..) => return step,
                 Step::Park(until) => {

@@ -32,7 +32,7 @@ pub(crate) struct LockTable {
     /// Boxed: a table has room for many more entries than it has.
     pub(super) shards: [Mutex<NameTable<Box<LockEntry>>>; SHARDS],
     /// The ids of the requests whose commands enter a queue. Its lock is a leaf.
-    pub(super) ids: Mutex<HashMap<HolderId, UsedBy>>,
+    pub(crate) ids: Mutex<HashMap<HolderId, UsedBy>>,
     /// The leases of sets, and of the names that waiting sets keep: they exclude calls for them.
     /// Its lock is a leaf.
     sets: Mutex<Vec<Weak<HeldLease>>>,
@@ -40,7 +40,7 @@ pub(crate) struct LockTable {
 
 /// The request that uses an id.
 #[derive(Debug)]
-pub(super) struct UsedBy {
+pub(crate) struct UsedBy {
     name: Name,
     no: RequestNo,
     /// It serves nobody any more.
@@ -48,7 +48,7 @@ pub(super) struct UsedBy {
 }
 
 impl LockTable {
-    pub(super) fn shard(&self, name: &Name) -> &Mutex<NameTable<Box<LockEntry>>> {
+    pub(crate) fn shard(&self, name: &Name) -> &Mutex<NameTable<Box<LockEntry>>> {
         let hash = BuildHasherDefault::<Hashed>::default().hash_one(name);
         &self.shards[hash as usize % SHARDS]
     }

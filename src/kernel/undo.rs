@@ -9,9 +9,9 @@ use crate::kernel::RUNS_WITHIN;
 use crate::kernel::context::Context;
 use crate::kernel::engine::ServerNo;
 use crate::kernel::held::HeldLease;
-use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::round::AtServer;
 use crate::kernel::table::entry_name;
+use crate::mutant::{Mutant, is_on};
 use crate::protocol::primitive::Primitive;
 
 /// The reply that ends a release before its time.

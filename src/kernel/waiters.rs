@@ -9,7 +9,7 @@ use crate::kernel::indexed::{Indexed, Keyed};
 use crate::kernel::waiter::{Waiter, WaiterNo};
 
 #[derive(Debug, Default)]
-pub(super) struct Waiters {
+pub(crate) struct Waiters {
     /// `None` if nobody waits: most entries have a lease only.
     lists: Option<Box<Lists>>,
 }
@@ -98,11 +98,11 @@ impl Waiters {
         self.lists.is_none()
     }
 
-    pub(super) fn in_line(&self) -> usize {
+    pub(crate) fn in_line(&self) -> usize {
         self.lists.as_ref().map_or(0, |lists| lists.in_line)
     }
 
-    pub(super) fn get(&self, no: WaiterNo) -> Option<&Waiter> {
+    pub(crate) fn get(&self, no: WaiterNo) -> Option<&Waiter> {
         self.parked(no).map(|it| &it.waiter)
     }
 
@@ -202,7 +202,7 @@ impl Waiters {
     }
 
     /// Walks over all calls: those in the line first, each list in its order.
-    pub(super) fn walk(&self) -> impl Iterator<Item = &Waiter> {
+    pub(crate) fn walk(&self) -> impl Iterator<Item = &Waiter> {
         self.of(Key::In(List::Line, i64::MIN)..=Key::In(List::Own, i64::MAX))
     }
 

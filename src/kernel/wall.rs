@@ -14,7 +14,7 @@ use crate::kernel::context::Context;
 use crate::kernel::effects::Effects;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::LeaseStatus;
-use crate::kernel::mutant::{Mutant, is_on};
+use crate::mutant::{Mutant, is_on};
 use crate::sync::Mutex;
 use crate::token::FencingToken;
 
@@ -124,7 +124,7 @@ impl Kernel {
     }
 
     /// Returns whether a lease that is held by the clock that counts may be over by the wall clock.
-    pub(super) fn is_in_doubt(&self, lease: &HeldLease, at_start: Duration, now: Instant) -> bool {
+    pub(crate) fn is_in_doubt(&self, lease: &HeldLease, at_start: Duration, now: Instant) -> bool {
         let ahead = self.ran_ahead(lease, at_start);
         !ahead.is_zero() && lease.validity(now) <= ahead && !is_on(Mutant::WallClockIsIgnored)
     }

@@ -8,12 +8,12 @@ use crate::kernel::call::Step;
 use crate::kernel::context::Context;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::last_reply::last_attempt;
-use crate::kernel::mutant::{Mutant, is_on};
 use crate::kernel::places::{UNSUBSCRIBED, next_attempt};
 use crate::kernel::set::{SetAcquire, Stage};
 use crate::kernel::table::entry_name;
 use crate::kernel::unlock::named;
 use crate::kernel::waiter::{Failure, Outcome, Refused, Wait, WaiterCell};
+use crate::mutant::{Mutant, is_on};
 use crate::protocol::primitive::Primitive;
 use crate::protocol::refusal::RefusedName;
 use crate::wait_policy::{WaitPolicy, jittered};
@@ -29,12 +29,12 @@ pub(super) struct Watch {
 }
 
 /// The name that last refused a call for a set.
-pub(super) struct Watching {
+pub(crate) struct Watching {
     /// Its index.
     pub(super) name: usize,
-    pub(super) lock: Arc<dyn Primitive>,
+    pub(crate) lock: Arc<dyn Primitive>,
     /// Its messages wake the call.
-    pub(super) wakes: bool,
+    pub(crate) wakes: bool,
     pub(super) cell: Arc<WaiterCell>,
     /// When the call asks again if no message comes.
     pub(super) until: Instant,
@@ -68,7 +68,7 @@ impl Watching {
     }
 
     /// Returns whether the name may be free, or the client is closed.
-    pub(super) fn has_news(&self) -> bool {
+    pub(crate) fn has_news(&self) -> bool {
         self.cell.outcome.lock().is_some()
     }
 

@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use crate::kernel::mutant::{Mutant, is_on};
+use crate::mutant::{Mutant, is_on};
 
 /// What one member says.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,7 +9,7 @@
 //! command, and validity counts from when the client sends it. The margin that is taken off the
 //! ttl for clocks that run at other rates is not in the model: if a command runs in the tick in
 //! which it was sent, both end with the same tick. The simulation has such clocks
-//! (`src/kernel/sim/plan.rs`).
+//! (`src/sim/plan.rs`).
 //!
 //! A command that the client no longer waits for runs within the longest requested expiry, or
 //! never. That time counts from the release, or from when the client stopped waiting. Without such

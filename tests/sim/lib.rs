@@ -1,4 +1,4 @@
-//! The kernel with its simulation (`src/kernel/sim/`), and what they need of the library.
+//! The kernel with its simulation (`src/sim/`), and what they need of the library.
 //!
 //! A package of its own: the simulation is many times faster if it is optimized, and the whole
 //! library would take minutes to build in this way. It has nothing but tests.
@@ -10,6 +10,8 @@
 
 #[path = "../../src/kernel/mod.rs"]
 mod kernel;
+#[path = "../../src/sim/mod.rs"]
+mod sim;
 
 mod members;
 
@@ -43,6 +45,7 @@ mod files {
     pub(crate) mod lease;
     pub(crate) mod logging;
     pub(crate) mod lost;
+    pub(crate) mod mutant;
     pub(crate) mod name;
     pub(crate) mod parker;
     pub(crate) mod process;

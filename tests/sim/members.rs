@@ -6,7 +6,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::kernel::mutant::{Mutant, switch_on};
+use crate::mutant::{Mutant, switch_on};
 use crate::redis::sentinel::beliefs::{Beliefs, Report};
 use crate::url::HostPort;
 

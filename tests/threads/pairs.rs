@@ -11,9 +11,9 @@ use crate::cancel::CancelToken;
 use crate::client::World;
 use crate::kernel::call::{Call, Step};
 use crate::kernel::engine::Engine;
-use crate::kernel::mutant::{Mutant, switch_on};
 use crate::kernel::waiter::{Failure, Outcome};
 use crate::models::{check, fair_mutex, mutex, run};
+use crate::mutant::{Mutant, switch_on};
 
 const ORDERS: usize = 100;
 

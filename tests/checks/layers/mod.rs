@@ -16,12 +16,21 @@ const LAYERS: [&str; 9] = [
     "testing", "api", "client", "runtime", "redis", "kernel", "lease", "protocol", "stats",
 ];
 
-/// Returns the library without the simulator, which is a test of the kernel.
+/// Returns the library without the simulated world, which is a test of the kernel.
 fn library() -> Tree {
     let mut tree = Tree::read(&in_repository("src"), "lib");
     tree.sources
-        .retain(|module, _| !module.starts_with(&path("kernel::sim")));
+        .retain(|module, _| !module.starts_with(&path("sim")));
     tree
+}
+
+/// One world simulates the kernel over one server and over several: it has its own folder.
+#[test]
+fn the_simulated_world_is_outside_of_the_kernel() {
+    assert!(in_repository("src/sim/world.rs").exists());
+    for gone in ["src/kernel/sim", "src/kernel/sim.rs"] {
+        assert!(!in_repository(gone).exists(), "{gone}");
+    }
 }
 
 #[test]
@@ -239,7 +248,7 @@ fn layers_between_api_and_protocol_name_no_kind_of_lock() {
 #[test]
 fn kernel_is_measured() {
     let is_of_kernel = |module: &Module| {
-        let is_test = module.iter().any(|it| it == "sim" || it == "tests");
+        let is_test = module.iter().any(|it| it == "tests");
         module.first().is_some_and(|it| it == "kernel") && !is_test
     };
     let sources = library().sources.into_iter();

@@ -10,7 +10,6 @@ mod seeds;
 mod server;
 mod world;
 
-use std::cell::Cell;
 use std::time::Duration;
 
 use plan::{Family, Plan, plan};
@@ -18,8 +17,7 @@ use world::{Checked, Report, Violation, World};
 
 use crate::clock::Instant;
 use crate::kernel::bounds::{bound_of, lower};
-use crate::kernel::mutant::{Mutant, switch_on};
-use crate::kernel::steps::take_counts;
+use crate::mutant::{Mutant, switch_on};
 use crate::random;
 
 /// A run that violated a property.
@@ -60,30 +58,6 @@ fn checked(run: impl FnOnce() -> Checked) -> Checked {
             text: text.unwrap_or_default(),
         })
     })
-}
-
-/// The most steps of one event: a call of the kernel takes a few for each name.
-const MOST_STEPS: u32 = 10_000;
-
-thread_local! {
-    static STEPS: Cell<u32> = const { Cell::new(0) };
-}
-
-/// A loop in the kernel goes on.
-///
-/// # Panics
-///
-/// If it has gone on so often since the last event that it seems to have no end.
-pub(super) fn count_step() {
-    let steps = STEPS.get() + 1;
-    assert!(steps <= MOST_STEPS, "a call of the kernel does not return");
-    STEPS.set(steps);
-}
-
-/// An event begins.
-pub(super) fn begin_event() {
-    STEPS.set(0);
-    take_counts();
 }
 
 /// Makes a plan smaller as long as it `fails`.

@@ -1,12 +1,10 @@
 //! Plans of runs over a quorum.
 
-use crate::kernel::sim::plan::{
-    Actor, Family, Fault, Kind, LinkFault, Plan, Rng, ServerFault, low_bound,
-};
-use crate::kernel::sim::server::{MS, Time};
+use crate::sim::plan::{Actor, Family, Fault, Kind, LinkFault, Plan, Rng, ServerFault, low_bound};
+use crate::sim::server::{MS, Time};
 
 /// Returns the plan of a seed.
-pub(in crate::kernel::sim) fn plan(seed: u64) -> Plan {
+pub(in crate::sim) fn plan(seed: u64) -> Plan {
     let mut rng = Rng(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x51);
     let ttl = match rng.below(10) {
         0..=3 => 4_000 * MS,

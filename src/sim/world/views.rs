@@ -5,7 +5,7 @@ use crate::protocol::primitive::Primitive;
 
 impl World {
     /// Returns whether an id is in a command that is under way, or about to be written.
-    pub(in crate::kernel::sim) fn is_under_way(&self, client: usize, id: &str) -> bool {
+    pub(in crate::sim) fn is_under_way(&self, client: usize, id: &str) -> bool {
         let names = |command: &Command| match &command.what {
             crate::kernel::command::What::Undo { ids } => ids.iter().any(|it| it.as_str() == id),
             crate::kernel::command::What::Leave { id: it, .. } => it.as_str() == id,
@@ -30,7 +30,7 @@ impl World {
     }
 
     /// Returns whether a thread has a guard, or is about to get one, of the lease with this id.
-    pub(in crate::kernel::sim) fn has_guard(&self, client: usize, id: &str) -> bool {
+    pub(in crate::sim) fn has_guard(&self, client: usize, id: &str) -> bool {
         self.clients[client].callers.iter().any(|caller| {
             let lease = match &caller.state {
                 State::Holding { lease, .. } | State::Operating { lease, .. } => Some(lease),
@@ -63,15 +63,12 @@ impl World {
     }
 
     /// Returns the call of each parked thread.
-    pub(in crate::kernel::sim) fn parked(&self, client: usize) -> impl Iterator<Item = &Call> {
+    pub(in crate::sim) fn parked(&self, client: usize) -> impl Iterator<Item = &Call> {
         self.parked_threads(client).map(|(_, call)| call)
     }
 
     /// Returns the threads that wait outside of a queue, and for which name.
-    pub(in crate::kernel::sim) fn watched(
-        &self,
-        client: usize,
-    ) -> Vec<(usize, Arc<dyn Primitive>)> {
+    pub(in crate::sim) fn watched(&self, client: usize) -> Vec<(usize, Arc<dyn Primitive>)> {
         let callers = self.clients[client].callers.iter().enumerate();
         let watched = callers.filter_map(|(thread, caller)| match &caller.state {
             State::Parked(call) => Some((thread, Arc::clone(call.watched()?))),
@@ -81,7 +78,7 @@ impl World {
     }
 
     /// Returns the leases of threads that have not read that the release has ended.
-    pub(in crate::kernel::sim) fn ended_unread(
+    pub(in crate::sim) fn ended_unread(
         &self,
         client: usize,
     ) -> impl Iterator<Item = &Arc<HeldLease>> {
@@ -93,7 +90,7 @@ impl World {
     }
 
     /// Returns the parked threads, with their calls.
-    pub(in crate::kernel::sim) fn parked_threads(
+    pub(in crate::sim) fn parked_threads(
         &self,
         client: usize,
     ) -> impl Iterator<Item = (usize, &Call)> {
@@ -104,7 +101,7 @@ impl World {
         })
     }
 
-    pub(in crate::kernel::sim) fn engine_is_slower_than(&self, client: usize, time: Time) -> bool {
+    pub(in crate::sim) fn engine_is_slower_than(&self, client: usize, time: Time) -> bool {
         let pipes = self.clients[client].pipes.iter();
         let mut conns = pipes.filter_map(|pipe| pipe.conn);
         conns.any(|n| self.conns[n].slow > time)

@@ -7,19 +7,19 @@ use crate::kernel::acquiring::Acquiring;
 use crate::kernel::command::{Command, What};
 use crate::kernel::engine::ServerNo;
 use crate::kernel::fault::Fault;
-use crate::kernel::sim::check::each_entry;
-use crate::kernel::sim::plan::Actor;
-use crate::kernel::sim::quorum::world::{State, World, time_at};
-use crate::kernel::sim::server::{MS, Time};
-use crate::kernel::sim::world::Checked;
 use crate::kernel::waiter::{Failure, Outcome, Wait, Waiter};
 use crate::name::Name;
 use crate::protocol::answer::Answer;
+use crate::sim::check::each_entry;
+use crate::sim::plan::Actor;
+use crate::sim::quorum::world::{State, World, time_at};
+use crate::sim::server::{MS, Time};
+use crate::sim::world::Checked;
 use crate::wait_policy::WaitPolicy;
 
 /// A server's reply to a proposal, or the end of an own lease.
 #[derive(Clone, Debug)]
-pub(in crate::kernel::sim::quorum) struct Reply {
+pub(in crate::sim::quorum) struct Reply {
     /// `None` for the end of an own lease.
     server: Option<ServerNo>,
     name: Name,
@@ -29,7 +29,7 @@ pub(in crate::kernel::sim::quorum) struct Reply {
 }
 
 impl World {
-    pub(in crate::kernel::sim::quorum) fn note_reply(
+    pub(in crate::sim::quorum) fn note_reply(
         &mut self,
         client: usize,
         server: ServerNo,
@@ -68,7 +68,7 @@ impl World {
     }
 
     /// A lease of the client has ended by its release: until now the lock was taken.
-    pub(in crate::kernel::sim::quorum) fn note_own_end(&mut self, client: usize, name: &Name) {
+    pub(in crate::sim::quorum) fn note_own_end(&mut self, client: usize, name: &Name) {
         let reply = Reply {
             server: None,
             name: name.clone(),
@@ -80,7 +80,7 @@ impl World {
     }
 
     /// P8: a call ends in time, and says "taken" only with a proof by a majority.
-    pub(in crate::kernel::sim::quorum) fn check_outcome(
+    pub(in crate::sim::quorum) fn check_outcome(
         &mut self,
         client: usize,
         thread: usize,

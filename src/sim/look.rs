@@ -76,7 +76,7 @@ impl LockEntry {
 
 impl Acquiring {
     /// The call that it waits for now.
-    pub(in crate::kernel::sim) fn call(&self) -> &Call {
+    pub(in crate::sim) fn call(&self) -> &Call {
         match self {
             Self::One(call) => call,
             Self::Set(set) => set.call(),
@@ -84,7 +84,7 @@ impl Acquiring {
     }
 
     /// The name that a set waits for outside of a queue.
-    pub(in crate::kernel::sim) fn watched(&self) -> Option<&Arc<dyn Primitive>> {
+    pub(in crate::sim) fn watched(&self) -> Option<&Arc<dyn Primitive>> {
         match self {
             Self::One(_) => None,
             Self::Set(set) => set.watched_lock(),
@@ -92,14 +92,14 @@ impl Acquiring {
     }
 
     /// The names of a set.
-    pub(in crate::kernel::sim) fn names_of_set(&self) -> &[Name] {
+    pub(in crate::sim) fn names_of_set(&self) -> &[Name] {
         match self {
             Self::One(_) => &[],
             Self::Set(set) => set.names_of_set(),
         }
     }
 
-    pub(in crate::kernel::sim) fn keeps(&self, id: &str) -> bool {
+    pub(in crate::sim) fn keeps(&self, id: &str) -> bool {
         match self {
             Self::One(_) => false,
             Self::Set(set) => set.keeps(id),

@@ -6,20 +6,20 @@ use std::sync::Arc;
 
 use super::world::{Caller, State, Todo, World, time_at};
 use crate::clock::Instant;
-use crate::kernel::Effects;
 use crate::kernel::bounds::Bound;
 use crate::kernel::call::{Call, Step};
+use crate::kernel::effects::Effects;
 use crate::kernel::engine::ServerNo;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::LeaseStatus;
-use crate::kernel::sim::check::tables::table_problems;
-use crate::kernel::sim::check::{each_entry, has_owner, held_names};
-use crate::kernel::sim::plan::Actor;
-use crate::kernel::sim::server::key_of;
-use crate::kernel::sim::server::{MS, client_of};
-use crate::kernel::sim::world::Checked;
 use crate::kernel::waiter::Outcome;
 use crate::lost::Lost;
+use crate::sim::check::tables::table_problems;
+use crate::sim::check::{each_entry, has_owner, held_names};
+use crate::sim::plan::Actor;
+use crate::sim::server::key_of;
+use crate::sim::server::{MS, client_of};
+use crate::sim::world::Checked;
 
 /// A lease that a client has had.
 pub(super) struct Registered {

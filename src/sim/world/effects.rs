@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Caller, Down, State, World};
 use crate::kernel::effects::Effects;
-use crate::kernel::sim::plan::Actor;
+use crate::sim::plan::Actor;
 
 impl World {
     /// Carries out the effects of a kernel call. `thread`: the caller that has them.

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 use super::world::{Down, Todo, Up, World, time_at, time_of};
 use crate::error::Cause;
-use crate::kernel::Effects;
+use crate::kernel::effects::Effects;
 use crate::kernel::engine::{Link, Outgoing, ServerNo, Ticket};
 use crate::kernel::fault::Fault;
-use crate::kernel::sim::plan::Actor;
-use crate::kernel::sim::server::{MS, Message, Time};
-use crate::kernel::sim::world::show::{shown_command, shown_end, unknown};
-use crate::kernel::sim::world::{COMMAND_TIMEOUT, Checked, NEVER};
 use crate::protocol::answer::Answer;
+use crate::sim::plan::Actor;
+use crate::sim::server::{MS, Message, Time};
+use crate::sim::world::show::{shown_command, shown_end, unknown};
+use crate::sim::world::{COMMAND_TIMEOUT, Checked, NEVER};
 
 type End = Result<Answer, Fault>;
 

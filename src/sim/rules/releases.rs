@@ -12,7 +12,6 @@ use crate::kernel::engine::Engine;
 use crate::kernel::fault::Fault;
 use crate::kernel::lease::Wanted;
 use crate::kernel::pending::PendingReleases;
-use crate::kernel::sim::rules::{OneServer, SECOND, at, call, fault_of, kernel, lease_at_1, mutex};
 use crate::kernel::table::entry_name;
 use crate::kernel::undo::{PendingRelease, Proof};
 use crate::kernel::unlock::{Unlock, Unlocked};
@@ -26,6 +25,7 @@ use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::Primitive;
 use crate::protocol::refusal::RefusedName;
 use crate::protocol::rw_lock::RwLockKeys;
+use crate::sim::rules::{OneServer, SECOND, at, call, fault_of, kernel, lease_at_1, mutex};
 use crate::token::FencingToken;
 
 /// Each time the engine runs, the lease that it was woken for is released already.

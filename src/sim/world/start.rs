@@ -8,12 +8,12 @@ use super::{
     COMMAND_TIMEOUT, Caller, Client, Clock, Event, Report, State, Sub, UNREACHABLE_FOR, World,
 };
 use crate::kernel::engine::Engine;
-use crate::kernel::sim::plan::{Actor, Family, Plan, Rng};
-use crate::kernel::sim::server::{MS, Server};
 use crate::kernel::{Kernel, Limits};
+use crate::sim::plan::{Actor, Family, Plan, Rng};
+use crate::sim::server::{MS, Server};
 
 impl World {
-    pub(in crate::kernel::sim) fn new(plan: Plan, is_traced: bool) -> Self {
+    pub(in crate::sim) fn new(plan: Plan, is_traced: bool) -> Self {
         let seed = plan.seed;
         let mut world = Self {
             now: 100_000 * MS,

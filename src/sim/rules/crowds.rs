@@ -9,14 +9,14 @@ use crate::kernel::call::{Call, Step};
 use crate::kernel::effects::Effects;
 use crate::kernel::engine::Engine;
 use crate::kernel::fault::Fault;
-use crate::kernel::mutant::{Mutant, switch_on};
-use crate::kernel::sim::rules::{OneServer, SECOND, at, call, kernel};
+use crate::mutant::{Mutant, switch_on};
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::fair::FairMutexKeys;
 use crate::protocol::keys::Keys;
 use crate::protocol::primitive::Primitive;
 use crate::protocol::refusal::RefusedName;
+use crate::sim::rules::{OneServer, SECOND, at, call, kernel};
 
 fn fair() -> Arc<dyn Primitive> {
     FairMutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:"))

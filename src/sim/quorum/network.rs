@@ -4,14 +4,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::world::{Conn, Down, Event, Up, World, time_at};
-use crate::kernel::Effects;
 use crate::kernel::command::{Command, What};
+use crate::kernel::effects::Effects;
 use crate::kernel::engine::{Link, ServerNo};
-use crate::kernel::sim::plan::{Actor, Fault, LinkFault, ServerFault};
-use crate::kernel::sim::server::{Copy, MS, Time};
-use crate::kernel::sim::world::show::{shown_answer, shown_command};
-use crate::kernel::sim::world::{Checked, GOES_ON};
 use crate::protocol::primitive::Reached;
+use crate::sim::plan::{Actor, Fault, LinkFault, ServerFault};
+use crate::sim::server::{Copy, MS, Time};
+use crate::sim::world::show::{shown_answer, shown_command};
+use crate::sim::world::{Checked, GOES_ON};
 
 /// The script of a command.
 fn script(command: &Command) -> &'static str {
@@ -451,7 +451,7 @@ impl World {
     pub(super) fn usable(&self, client: usize) -> usize {
         let pipes = self.clients[client].pipes.iter();
         let slowest = (self.plan.ttl / 8).min(50 * MS);
-        let is_usable = |pipe: &crate::kernel::sim::quorum::world::Pipe| {
+        let is_usable = |pipe: &crate::sim::quorum::world::Pipe| {
             let is_fast = pipe.conn.is_some_and(|n| {
                 let conn = &self.conns[n];
                 conn.slow <= slowest && !conn.is_cut

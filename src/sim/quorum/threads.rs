@@ -5,16 +5,11 @@ use std::time::Duration;
 
 use super::world::{State, Todo, World, time_at, time_of};
 use crate::config::LeaseTerms;
-use crate::kernel::Effects;
 use crate::kernel::acquiring::Acquiring;
 use crate::kernel::call::{CallTerms, Step};
+use crate::kernel::effects::Effects;
 use crate::kernel::held::{HeldLease, Holder};
 use crate::kernel::lease::{LeaseStatus, Wanted};
-use crate::kernel::sim::plan::{Actor, Kind};
-use crate::kernel::sim::server::MS;
-use crate::kernel::sim::world::show::shown;
-use crate::kernel::sim::world::wants::how_it_waits;
-use crate::kernel::sim::world::{COMMAND_TIMEOUT, Checked, NEVER};
 use crate::kernel::table::entry_name;
 use crate::kernel::unlock::Unlock;
 use crate::kernel::waiter::{Failure, Outcome, Wait};
@@ -23,6 +18,11 @@ use crate::protocol::all::MutexAllKeys;
 use crate::protocol::keys::{Keys, Layout};
 use crate::protocol::mutex::MutexKeys;
 use crate::protocol::primitive::Primitive;
+use crate::sim::plan::{Actor, Kind};
+use crate::sim::server::MS;
+use crate::sim::world::show::shown;
+use crate::sim::world::wants::how_it_waits;
+use crate::sim::world::{COMMAND_TIMEOUT, Checked, NEVER};
 use crate::token::FencingToken;
 
 impl World {

@@ -8,9 +8,9 @@ use crate::kernel::Kernel;
 use crate::kernel::call::Call;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::request::{RequestState, Serves};
-use crate::kernel::sim::world::{Checked, World};
 use crate::kernel::table::entry_name;
 use crate::name::Name;
+use crate::sim::world::{Checked, World};
 
 fn check_entry(entry: &LockEntry, kernel: &Kernel, problems: &mut Vec<String>) {
     let pending = kernel.pending.lock();
@@ -56,21 +56,12 @@ fn check_entry(entry: &LockEntry, kernel: &Kernel, problems: &mut Vec<String>) {
 
 impl World {
     /// Adds the tables of the clients to the trace.
-    pub(in crate::kernel::sim) fn dump(&mut self) {
+    pub(in crate::sim) fn dump(&mut self) {
         for client in 0..self.clients.len() {
             let kernel = Arc::clone(&self.clients[client].kernel);
-            let names = self.names.clone();
             let mut entries = Vec::new();
-            each_entry(&kernel, &names, |entry| {
-                let waiters = entry.waiters.numbers();
-                let requests = entry.requests.walk();
-                let requests = requests
-                    .map(|it| format!("{} {:?} {:?} {:?}", it.no, it.serves, it.state, it.flight));
-                let requests = requests.collect::<Vec<_>>();
-                entries.push(format!(
-                    "{} held {:?} waiting {waiters:?} {requests:?} next {:?}",
-                    entry.name, entry.held, entry.next
-                ));
+            each_entry(&kernel, &self.names, |entry| {
+                entries.push(format!("{entry:?}"));
             });
             for entry in entries {
                 self.say(|| format!("c{client}: {entry}"));
@@ -101,7 +92,7 @@ impl World {
 
 /// Returns where the lists, the requests and the index of a client's table disagree. These calls
 /// are `parked`.
-pub(in crate::kernel::sim) fn table_problems<'a>(
+pub(in crate::sim) fn table_problems<'a>(
     kernel: &Kernel,
     names: &BTreeSet<Name>,
     parked: impl Iterator<Item = &'a Call>,

@@ -15,16 +15,14 @@ use crate::kernel::effects::Effects;
 use crate::kernel::engine::{Engine, Link, Outgoing, Route, ServerNo, Ticket};
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::OperationCell;
-use crate::kernel::sim::plan::{Actor, Plan, Rng};
-use crate::kernel::sim::server::{MS, Message, Server, Time};
-use crate::kernel::sim::world::{
-    COMMAND_TIMEOUT, Checked, NEVER, Report, UNREACHABLE_FOR, Violation,
-};
 use crate::kernel::votes::Majority;
 use crate::kernel::{Kernel, Limits};
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::primitive::Primitive;
+use crate::sim::plan::{Actor, Plan, Rng};
+use crate::sim::server::{MS, Message, Server, Time};
+use crate::sim::world::{COMMAND_TIMEOUT, Checked, NEVER, Report, UNREACHABLE_FOR, Violation};
 use crate::token::FencingToken;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -171,7 +169,7 @@ pub(super) struct Client {
     pub(super) given_up: Vec<Arc<HeldLease>>,
 }
 
-pub(in crate::kernel::sim) struct World {
+pub(in crate::sim) struct World {
     pub(super) plan: Plan,
     pub(super) now: Time,
     heap: BinaryHeap<Reverse<(Time, u64, Event)>>,
@@ -183,7 +181,7 @@ pub(in crate::kernel::sim) struct World {
     pub(super) names: BTreeSet<Name>,
     pub(super) net: Rng,
     pub(super) sched: Rng,
-    pub(in crate::kernel::sim) log: VecDeque<String>,
+    pub(in crate::sim) log: VecDeque<String>,
     is_traced: bool,
     pub(super) leases: Vec<Registered>,
     pub(super) newest: BTreeMap<Vec<u8>, u64>,
@@ -192,7 +190,7 @@ pub(in crate::kernel::sim) struct World {
     pub(super) lost_leases: bool,
     /// A server lost its counters: the order of tokens is not checked from then on.
     pub(super) lost_tokens: bool,
-    pub(in crate::kernel::sim) report: Report,
+    pub(in crate::sim) report: Report,
     pub(super) foreign: u64,
     pub(super) timers: BTreeMap<(usize, Actor), u64>,
 }
@@ -213,7 +211,7 @@ impl Route for Links {
 pub(super) const START: Time = 100_000 * MS;
 
 impl World {
-    pub(in crate::kernel::sim) fn new(plan: Plan, is_traced: bool) -> Self {
+    pub(in crate::sim) fn new(plan: Plan, is_traced: bool) -> Self {
         let seed = plan.seed;
         let mut rates = Rng(seed ^ 0x3333);
         let member = |_| Member {
@@ -316,13 +314,13 @@ impl World {
     }
 
     /// Runs the plan to its end.
-    pub(in crate::kernel::sim) fn run(&mut self) -> Checked {
+    pub(in crate::sim) fn run(&mut self) -> Checked {
         let begin = self.now;
         let mut end = NEVER;
         while let Some(Reverse((time, _, event))) = self.heap.pop() {
             self.now = self.now.max(time);
             self.report.events += 1;
-            crate::kernel::sim::begin_event();
+            crate::kernel::steps::begin_event();
             if let Err(violation) = self.handle(event).and_then(|()| self.check()) {
                 self.dump();
                 return Err(violation);

@@ -7,19 +7,19 @@ use crate::clock::Instant;
 use crate::kernel::call::Call;
 use crate::kernel::fault;
 use crate::kernel::request::{RequestState, Serves};
-use crate::kernel::sim::plan::Actor;
-use crate::kernel::sim::server::{Time, client_of};
-use crate::kernel::sim::world::{Checked, World};
 use crate::kernel::table::entry_name;
 use crate::kernel::waiter::{Failure, Outcome, Wait, Waiter};
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::place::Refreshed;
 use crate::protocol::primitive::Primitive;
+use crate::sim::plan::Actor;
+use crate::sim::server::{Time, client_of};
+use crate::sim::world::{Checked, World};
 
 /// A refusal that a client has received.
 #[derive(Clone, Debug)]
-pub(in crate::kernel::sim) struct Refusal {
+pub(in crate::sim) struct Refusal {
     name: Name,
     sent: Instant,
     arrived: Instant,
@@ -34,7 +34,7 @@ impl Refusal {
 }
 
 impl World {
-    pub(in crate::kernel::sim) fn note_refusal(
+    pub(in crate::sim) fn note_refusal(
         &mut self,
         client: usize,
         (names, id): (&[Name], Option<&str>),
@@ -72,7 +72,7 @@ impl World {
     }
 
     /// A lease of the client has ended by its release: until now the lock was taken.
-    pub(in crate::kernel::sim) fn note_own_end(&mut self, client: usize, lock: &dyn Primitive) {
+    pub(in crate::sim) fn note_own_end(&mut self, client: usize, lock: &dyn Primitive) {
         let of_set = entry_name(lock).into_owned();
         for name in lock.keys().names.iter().chain([&of_set]) {
             self.note_own_name(client, name);
@@ -117,7 +117,7 @@ impl World {
     }
 
     /// P8: a call ends in time, and says "taken" only with a proof.
-    pub(in crate::kernel::sim) fn check_outcome(
+    pub(in crate::sim) fn check_outcome(
         &mut self,
         client: usize,
         thread: usize,

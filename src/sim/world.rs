@@ -8,7 +8,7 @@ mod effects;
 mod faults;
 mod holder;
 mod network;
-pub(in crate::kernel::sim) mod show;
+pub(in crate::sim) mod show;
 mod start;
 mod threads;
 mod views;
@@ -35,6 +35,7 @@ use crate::kernel::fault;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{OperationCell, Wanted};
 use crate::kernel::release_tries::ReleaseTries;
+use crate::kernel::steps::begin_event;
 use crate::kernel::unlock::{Unlock, Unlocked};
 use crate::kernel::waiter::{Failure, Outcome};
 use crate::name::Name;
@@ -393,7 +394,7 @@ impl World {
         while let Some(Reverse((time, _, event))) = self.heap.pop() {
             self.now = self.now.max(time);
             self.report.events += 1;
-            super::begin_event();
+            begin_event();
             if let Err(violation) = self.handle(event).and_then(|()| self.check()) {
                 self.dump();
                 return Err(violation);

@@ -12,7 +12,6 @@ use crate::kernel::effects::Effects;
 use crate::kernel::engine::{Engine, Outgoing};
 use crate::kernel::fault::{Fault, OpenCircuit};
 use crate::kernel::set::SetAcquire;
-use crate::kernel::sim::rules::{OneServer, SECOND, at, call, fault_of, kernel, lease_at_1, mutex};
 use crate::kernel::undo::{PendingRelease, Proof};
 use crate::kernel::unlock::Unlock;
 use crate::kernel::waiter::{Failure, Outcome, Wait};
@@ -23,6 +22,7 @@ use crate::protocol::keys::{Keys, Layout};
 use crate::protocol::mutex::MutexKeys;
 use crate::protocol::primitive::Primitive;
 use crate::protocol::refusal::RefusedName;
+use crate::sim::rules::{OneServer, SECOND, at, call, fault_of, kernel, lease_at_1, mutex};
 use crate::token::FencingToken;
 use crate::wait_policy::{Backoff, WaitPolicy};
 

@@ -7,8 +7,6 @@ use super::{COMMAND_TIMEOUT, NEVER, World};
 use crate::config::LeaseTerms;
 use crate::kernel::call::CallTerms;
 use crate::kernel::held::Holder;
-use crate::kernel::sim::plan::{Family, Kind, Rng};
-use crate::kernel::sim::server::{MS, Time};
 use crate::kernel::table::entry_name;
 use crate::kernel::waiter::Wait;
 use crate::name::Name;
@@ -21,10 +19,12 @@ use crate::protocol::primitive::Primitive;
 use crate::protocol::rw_lock::RwLockKeys;
 use crate::protocol::semaphore::SemaphoreKeys;
 use crate::replicas::Replicas;
+use crate::sim::plan::{Family, Kind, Rng};
+use crate::sim::server::{MS, Time};
 use crate::wait_policy::{Backoff, WaitPolicy};
 
 /// Chooses how a call waits: once or not, until when, by which policy; for how long it may hold.
-pub(in crate::kernel::sim) fn how_it_waits(
+pub(in crate::sim) fn how_it_waits(
     rng: &mut Rng,
     share: u64,
     now: Time,
