@@ -343,17 +343,6 @@ impl Engine {
         turn.out
     }
 
-    /// Returns the names whose refusal the reply to a command can be, and the id that it acquires
-    /// for.
-    #[cfg(sim)]
-    pub(crate) fn asks_for(&self, ticket: Ticket) -> Option<(Vec<Name>, Option<HolderId>)> {
-        match self.in_flight.get(&ticket)? {
-            Purpose::Ask(asked) => Some((asked.lock.keys().names.to_vec(), Some(asked.id.clone()))),
-            Purpose::Refresh(name, _) => Some((vec![name.clone()], None)),
-            _ => None,
-        }
-    }
-
     /// Returns whether a command in flight may acquire something.
     pub(crate) fn may_acquire(&self) -> bool {
         self.in_flight.values().any(|purpose| match purpose {

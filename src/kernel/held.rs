@@ -221,7 +221,7 @@ impl HeldLease {
     }
 
     /// Returns for how long the lease is valid at `now`.
-    pub(crate) fn validity(&self, now: Instant) -> Duration {
+    pub(super) fn validity(&self, now: Instant) -> Duration {
         self.inner.lock().lease.validity(now)
     }
 

@@ -1,17 +1,18 @@
 //! The properties that hold after every event, and at the end of a run.
 
+mod idle;
+mod keys;
 pub(super) mod outcomes;
-pub(super) mod tables;
+mod tables;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::plan::{Actor, Family, Kind};
-use super::server::{Data, MS, Time, client_of, key_of};
+use super::plan::Actor;
+use super::server::{MS, Server, Time, key_of};
 use super::world::{Checked, World};
 use crate::clock::Instant;
 use crate::kernel::Kernel;
-use crate::kernel::bounds::Bound;
 use crate::kernel::call::Call;
 use crate::kernel::effects::{Effects, Told};
 use crate::kernel::entry::LockEntry;
@@ -23,6 +24,7 @@ use crate::kernel::waiter::Outcome;
 use crate::lost::Lost;
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;
+use crate::token::FencingToken;
 
 /// How many calls and requests a kernel call may look at, for each that it is about.
 const STEPS_FOR_EACH: usize = 16;
@@ -43,6 +45,14 @@ impl Registered {
             LeaseStatus::Held(_) | LeaseStatus::InDoubt => false,
         };
         is_over && self.lease.since().is_some()
+    }
+}
+
+/// Returns the keys of the view of a lock: one for each name of a set.
+fn keys_of(lock: &dyn Primitive) -> Vec<Vec<u8>> {
+    match &*lock.keys().names {
+        [_] => vec![key_of(lock)],
+        names => names.iter().map(|name| name.as_bytes().to_vec()).collect(),
     }
 }
 
@@ -97,8 +107,6 @@ impl World {
     pub(super) fn after_kernel(&mut self, client: usize, fx: &mut Effects) -> Checked {
         self.check_steps()?;
         for (lease, token) in std::mem::take(&mut fx.began) {
-            let key = key_of(&*lease.lock);
-            let is_exclusive = !lease.lock.is_shared() && lease.lock.permits().is_none();
             self.say(|| format!("c{client} holds {:?} token {token}", lease.id));
             if self.clients[client].kernel.is_closed() {
                 let text = format!("c{client} is closed, and gives {:?}", lease.id);
@@ -122,26 +130,15 @@ impl World {
                 return Err(self.violation("P12", text));
             }
             if lease.lock.keys().names.len() > 1 {
-                self.check_set(client, &lease)?;
-                continue;
-            }
-            let newest = self.newest.get(&key).copied().unwrap_or(0);
-            let is_over = self.lost_data || self.may_be_over(client, &lease);
-            if is_exclusive && token.value() <= newest && !is_over {
-                let text = format!("token {token} is not above {newest}: {:?}", lease.id);
-                return Err(self.violation("P2", text));
-            }
-            if !is_exclusive && lease.lock.permits().is_none() && token.value() < newest {
-                let text = format!("a reader's token {token} is below {newest}");
-                if !is_over {
-                    return Err(self.violation("P2", text));
-                }
-            }
-            if is_exclusive {
-                self.newest.insert(key.clone(), token.value().max(newest));
+                self.check_tokens_of_set(client, &lease, token)?;
+            } else {
+                self.check_token(client, &lease, token)?;
             }
             if !is_known {
-                self.leases.push(Registered { client, key, lease });
+                for key in keys_of(&*lease.lock) {
+                    let lease = Arc::clone(&lease);
+                    self.leases.push(Registered { client, key, lease });
+                }
             }
         }
         for told in &fx.lost {
@@ -172,42 +169,72 @@ impl World {
         }
     }
 
-    /// A set has all its names: none of their tokens is below an earlier one.
-    fn check_set(&mut self, client: usize, lease: &Arc<HeldLease>) -> Checked {
-        let names = lease.lock.keys().names.iter();
-        let keys: Vec<Vec<u8>> = names.map(|name| name.as_bytes().to_vec()).collect();
-        if lease.tokens.len() != keys.len() {
-            return Err(self.violation("P2", format!("tokens {:?}", lease.tokens)));
+    /// P2: the token of a new holder is above the earlier ones.
+    fn check_token(
+        &mut self,
+        client: usize,
+        lease: &Arc<HeldLease>,
+        token: FencingToken,
+    ) -> Checked {
+        let key = key_of(&*lease.lock);
+        let has_permits = lease.lock.permits().is_some();
+        let is_exclusive = !lease.lock.is_shared() && !has_permits;
+        let newest = self.newest.get(&key).copied().unwrap_or(0);
+        let is_over = self.lost_tokens || self.may_be_over(client, lease);
+        if is_exclusive && token.value() <= newest && !is_over {
+            let text = format!("token {token} is not above {newest}: {:?}", lease.id);
+            return Err(self.violation("P2", text));
         }
-        let is_over = self.lost_data || self.may_be_over(client, lease);
-        for (key, token) in keys.into_iter().zip(lease.tokens.iter()) {
-            let newest = self.newest.entry(key.clone()).or_default();
-            if token.value() < *newest && !is_over {
-                let text = format!("token {token} is below {newest}: {:?}", lease.id);
-                return Err(self.violation("P2", text));
-            }
-            *newest = token.value().max(*newest);
-            let lease = Arc::clone(lease);
-            self.leases.push(Registered { client, key, lease });
+        if !is_exclusive && !has_permits && token.value() < newest && !is_over {
+            let text = format!("a reader's token {token} is below {newest}");
+            return Err(self.violation("P2", text));
+        }
+        if is_exclusive {
+            self.newest.insert(key, token.value().max(newest));
         }
         Ok(())
     }
 
-    /// Returns whether the server has a lease of which a reply is said to have told the loss.
+    /// P2: a set has all its names, and none of their tokens is below an earlier one. A quorum has
+    /// one token for all of them, which is above all earlier ones.
+    fn check_tokens_of_set(
+        &mut self,
+        client: usize,
+        lease: &Arc<HeldLease>,
+        token: FencingToken,
+    ) -> Checked {
+        let keys = keys_of(&*lease.lock);
+        let is_one = self.plan.is_quorum() && lease.tokens.len() == 1;
+        if !is_one && lease.tokens.len() != keys.len() {
+            return Err(self.violation("P2", format!("tokens {:?}", lease.tokens)));
+        }
+        let is_over = self.lost_tokens || self.may_be_over(client, lease);
+        let may_be_equal = !self.plan.is_quorum();
+        for (n, key) in keys.into_iter().enumerate() {
+            let token = if is_one { token } else { lease.tokens[n] };
+            let newest = self.newest.entry(key).or_default();
+            let is_new = token.value() > *newest || may_be_equal && token.value() == *newest;
+            if !is_new && !is_over {
+                let text = format!("token {token} is not above {newest}: {:?}", lease.id);
+                return Err(self.violation("P2", text));
+            }
+            *newest = token.value().max(*newest);
+        }
+        Ok(())
+    }
+
+    /// Returns whether the servers have a lease of which a reply is said to have told the loss.
     fn still_has(&self, told: &Told) -> bool {
         let id = told.lease.id.as_str();
-        let now = self.server_now();
-        let has_it = |data: &Data| {
-            let mut data = data.clone();
-            data.settle(now);
-            let is_its = data.lock.is_some_and(|(holder, _)| holder == id);
-            is_its || data.readers.contains_key(id) || data.permits.contains_key(id)
+        let has_it = |server: &&Server| {
+            let now = server.now(self.now);
+            server.data.values().any(|data| data.is_held_by(id, now))
         };
         matches!(told.lost, Lost::Deleted | Lost::Taken)
             && told.lease.lock.keys().names.len() == 1
-            && !self.lost_data
+            && !self.lost_leases
             && !self.over.contains(id)
-            && self.server.data.values().any(has_it)
+            && self.servers.iter().filter(has_it).count() >= self.plan.needed()
     }
 
     /// P1, P3, P7, P9.
@@ -222,14 +249,20 @@ impl World {
         if self.plan.linger > 0 {
             self.check_lingering()?;
         }
-        if !self.lost_data {
+        if !self.lost_leases {
             self.check_exclusion()?;
         }
-        let keys: Vec<Vec<u8>> = self.server.data.keys().cloned().collect();
-        for key in keys {
-            self.check_orphans(&key)?;
-            self.check_idle(&key)?;
+        let mut keys = std::mem::take(&mut self.keys);
+        for key in self.servers.iter().flat_map(|it| it.data.keys()) {
+            if !keys.contains(key) {
+                keys.push(key.clone());
+            }
         }
+        for key in &keys {
+            self.check_orphans(key)?;
+            self.check_idle(key)?;
+        }
+        self.keys = keys;
         Ok(())
     }
 
@@ -300,16 +333,20 @@ impl World {
         let held: Vec<&Registered> = self.leases.iter().filter(is_held).collect();
         for it in &held {
             let id = it.lease.id.as_str();
-            let data = &self.server.data[&it.key];
-            let lasts = |end: Option<Time>| end.is_some_and(|end| end > self.server_now());
-            let lock = data.lock.as_ref().filter(|(it, _)| it == id);
-            let is_there = lasts(lock.map(|it| it.1))
-                || lasts(data.readers.get(id).copied())
-                || lasts(data.permits.get(id).map(|it| it.1));
-            if !is_there {
+            let has_it = |server: &&Server| {
+                let data = server.data.get(&it.key);
+                let has_key = data.is_some_and(|it| it.is_held_by(id, server.now(self.now)));
+                // Emptied, and away until all leases have ended.
+                has_key || server.is_emptied
+            };
+            if self.servers.iter().filter(has_it).count() < self.plan.needed() {
+                let data = self.servers.iter().map(|server| server.data.get(&it.key));
+                let holders = data.map(|data| data.map(|it| (&it.lock, &it.readers)));
                 let text = format!(
-                    "c{} believes to hold {:?}, the server has {:?} {:?}",
-                    it.client, it.lease.id, data.lock, data.readers
+                    "c{} believes to hold {:?}, the servers have {:?}",
+                    it.client,
+                    it.lease.id,
+                    holders.collect::<Vec<_>>()
                 );
                 return Err(self.violation("P1", text));
             }
@@ -324,228 +361,4 @@ impl World {
         }
         Ok(())
     }
-
-    /// P7: each value in Redis belongs to somebody who knows it.
-    fn check_orphans(&self, key: &[u8]) -> Checked {
-        if self.lost_data {
-            return Ok(());
-        }
-        let (data, now) = (&self.server.data[key], self.server_now());
-        let lasting = |(id, end): (&String, &Time)| (*end > now).then(|| id.clone());
-        let lock = data.lock.as_ref().and_then(|(id, end)| lasting((id, end)));
-        let readers = data.readers.iter().filter_map(lasting);
-        let permits = data.permits.iter();
-        let permits = permits.filter_map(|(id, (_, end))| lasting((id, end)));
-        let ids = lock.into_iter().chain(readers).chain(permits);
-        for id in ids.chain(living_places(data, now)) {
-            let Some(client) = client_of(&id).filter(|it| self.clients[*it].is_alive) else {
-                continue;
-            };
-            let is_excused = self.ran_twice.contains(&id) || self.outlasts.contains(&id);
-            let is_excused = is_excused || self.has_forgotten(client, &id);
-            if !is_excused && !self.is_known(client, &id) {
-                return Err(self.violation("P7", format!("nobody of c{client} knows {id}")));
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns whether a client has forgotten an id because it knew too many: it may be left for
-    /// one ttl.
-    fn has_forgotten(&self, client: usize, id: &str) -> bool {
-        let is_low = self.plan.low == Some(Bound::KeySeen);
-        is_low && (self.clients[client].kernel.pending.lock()).has_forgotten(id)
-    }
-
-    fn is_known(&self, client: usize, id: &str) -> bool {
-        let kernel = &self.clients[client].kernel;
-        kernel.pending.lock().has(id.as_bytes())
-            || self.clients[client].knows(id)
-            || has_owner(kernel, &self.names, self.parked(client), id)
-            || self.has_guard(client, id)
-            || self.is_under_way(client, id)
-    }
-
-    /// P3: a free lock is not idle while a call waits for it.
-    fn check_idle(&mut self, key: &[u8]) -> Checked {
-        let data = &self.server.data[key];
-        let is_free = if data.permits.is_empty() {
-            data.end().is_none_or(|end| end <= self.server_now())
-        } else {
-            false
-        };
-        let is_unknown = data
-            .lock
-            .as_ref()
-            .is_some_and(|(id, _)| self.is_not_taken(id));
-        let rejects_until = self.rejects.iter().map(|(_, until)| *until).max();
-        let works_from = self.stalled_until.max(self.errors_until);
-        let works_from = works_from.max(self.moves_until);
-        let waits = (is_free || is_unknown)
-            && self.now >= works_from.max(rejects_until.unwrap_or(0))
-            && (0..self.clients.len()).any(|client| self.waits(client, key));
-        if !waits {
-            self.idle_since.remove(key);
-            return Ok(());
-        }
-        let since = *self.idle_since.entry(key.to_vec()).or_insert(self.now);
-        let idle = self.now - since;
-        self.report.longest_idle = self.report.longest_idle.max(idle);
-        if idle > self.plan.longest_idle() {
-            let text = format!(
-                "{} is idle for {} ms",
-                String::from_utf8_lossy(key),
-                idle / MS
-            );
-            return Err(self.violation("P3", text));
-        }
-        Ok(())
-    }
-
-    /// Returns whether a lock was granted to a client that lives, and that has not taken it.
-    fn is_not_taken(&self, id: &str) -> bool {
-        let Some(client) = client_of(id).filter(|it| self.clients[*it].is_alive) else {
-            return false;
-        };
-        // Through such a link, a client that gives a lease up does so late.
-        if self.ran_twice.contains(id) || self.engine_is_slower_than(client, self.plan.ttl / 4) {
-            return false;
-        }
-        // Each place of a client that stands still may cost the others three seconds.
-        let of = |actor| self.stopped_until(client, actor) > self.now;
-        if of(Actor::Engine) || of(Actor::Sub) {
-            return false;
-        }
-        let mut is_held = false;
-        each_entry(&self.clients[client].kernel, &self.names, |entry| {
-            is_held |= entry.held.iter().any(|held| held.lease.id.as_str() == id);
-        });
-        !is_held && !self.has_guard(client, id)
-    }
-
-    /// Returns whether a client has a lease of the lock, as far as it knows.
-    fn has_lease(&self, client: usize, key: &[u8]) -> bool {
-        let now = self.clocks[client].at(self.now);
-        let mut has = false;
-        each_entry(&self.clients[client].kernel, &self.names, |entry| {
-            has |= entry
-                .held
-                .iter()
-                .any(|held| held.lease.is_held_at(now) && key_of(&*held.lease.lock) == key);
-        });
-        has
-    }
-
-    fn waits(&self, client: usize, key: &[u8]) -> bool {
-        let it = &self.clients[client];
-        if !it.is_alive || it.kernel.is_closed() {
-            return false;
-        }
-        let stopped = self.stopped_until(client, Actor::Engine);
-        if stopped.max(self.sleeps_until(client)) > self.now {
-            return false;
-        }
-        // Through such a link no lease can be had in time.
-        if self.engine_is_slower_than(client, self.plan.ttl / 4) {
-            return false;
-        }
-        // The server's clock has ended the lease that its calls wait for.
-        if self.plan.family == Family::Clocks && self.has_lease(client, key) {
-            return false;
-        }
-        let watches = self.watched(client);
-        let is_watched = |(thread, lock): &(usize, Arc<dyn Primitive>)| {
-            let runs = self.stopped_until(client, Actor::Caller(*thread)) <= self.now;
-            runs && key_of(&**lock) == key
-        };
-        if watches.iter().any(is_watched) {
-            return true;
-        }
-        let mut calls = self.parked_threads(client);
-        calls.any(|(thread, call)| {
-            let runs = self.stopped_until(client, Actor::Caller(thread)) <= self.now;
-            let waits = call
-                .cell()
-                .is_some_and(|cell| cell.outcome.lock().is_none());
-            runs && waits && key_of(&*call.wants.lock) == key
-        })
-    }
-
-    /// P5: without faults, places are granted in the order in which the server ran their enters.
-    fn check_order(&self) -> Checked {
-        let kinds = &self.plan.kinds;
-        let is_fair = kinds
-            .iter()
-            .all(|kind| [Kind::Fair, Kind::Mutex].contains(kind));
-        if self.plan.has_faults() || !is_fair || self.plan.names > 1 || self.plan.backoff > 0 {
-            return Ok(());
-        }
-        let mut entered = self.server.entered.iter();
-        for id in &self.server.granted {
-            // Each grant is behind the one before.
-            if !entered.any(|it| it == id) {
-                return Err(self.violation("P5", format!("{id} is granted out of order")));
-            }
-        }
-        Ok(())
-    }
-
-    /// P4, P10: nothing is left.
-    pub(super) fn check_end(&mut self) -> Checked {
-        self.check_order()?;
-        for (key, data) in &self.server.data {
-            let mut data = data.clone();
-            data.settle(self.server_now());
-            let keys = data.lock.as_ref().map(|it| it.0.clone());
-            let others = data.readers.keys().chain(data.permits.keys()).cloned();
-            for id in keys
-                .into_iter()
-                .chain(others)
-                .chain(living_places(&data, self.server_now()))
-            {
-                let client = client_of(&id);
-                // The network has run its command once more, and told of one run only.
-                let is_excused = self.ran_twice.contains(&id) || self.outlasts.contains(&id);
-                if !is_excused && client.is_some_and(|it| self.clients[it].is_alive) {
-                    let key = String::from_utf8_lossy(key);
-                    return Err(self.violation("P4", format!("{key} is left with {id}")));
-                }
-            }
-        }
-        for (n, client) in self.clients.iter().enumerate() {
-            if !client.is_alive {
-                continue;
-            }
-            let kernel = &client.kernel;
-            let mut left = Vec::new();
-            each_entry(kernel, &self.names, |entry| left.push(format!("{entry:?}")));
-            if !kernel.pending.lock().is_empty() {
-                left.push(format!(
-                    "pending {:?}",
-                    kernel.pending.lock().ids().collect::<Vec<_>>()
-                ));
-            }
-            if client.in_flight() > 0 || !kernel.table.ids.lock().is_empty() {
-                left.push("commands or ids".into());
-            }
-            if kernel.schedule.lock().next() < Instant::NEVER {
-                left.push("the schedule".into());
-            }
-            if !left.is_empty() {
-                return Err(self.violation("P10", format!("c{n} has {left:?}")));
-            }
-        }
-        let bound = 2_000 + self.report.acquired * 200 + self.report.events / 4;
-        if self.report.commands > bound {
-            let text = format!("{} commands", self.report.commands);
-            return Err(self.violation("P10", text));
-        }
-        Ok(())
-    }
-}
-
-fn living_places(data: &Data, now: Time) -> Vec<String> {
-    let places = data.places.iter();
-    let living = places.filter(|(_, end)| **end > now);
-    living.map(|(id, _)| id.clone()).collect()
 }

@@ -1,11 +1,14 @@
 //! A plan as one line of text: `SIM_PLAN='…'` replays it.
 //!
 //! `seed=7 family=Calm clients=2 … drifts=12,-40 faults=1500:Cut.0.Engine.true,2000:Kill.1`
+//!
+//! A fault of a server names it: `Server.2.Stall.900`. That of the only one need not: `Stall.900`.
 
 use std::fmt;
 use std::str::{FromStr, Split};
 
-use super::plan::{Actor, Family, Fault, Kind, LinkFault, Plan, ServerFault, Why};
+use super::plan::{Actor, Family, Fault, Kind, Plan, ServerFault, Why};
+use super::server::Time;
 use crate::kernel::bounds::bound_of;
 
 /// Why a text is no plan.
@@ -20,12 +23,12 @@ impl fmt::Display for Plan {
         let low = self
             .low
             .map_or_else(String::new, |low| format!(" low={low:?}"));
-        let faults = self.faults.iter();
-        let faults = list(
-            faults
-                .map(|(at, it)| format!("{at}:{}", word(it)))
-                .collect(),
-        );
+        let fault = |(at, it): &(Time, Fault)| {
+            let text = word(it);
+            let of_only_one = text.strip_prefix("Server.0.").filter(|_| !self.is_quorum());
+            format!("{at}:{}", of_only_one.unwrap_or(&text))
+        };
+        let faults = list(self.faults.iter().map(fault).collect());
         write!(
             f,
             "seed={} family={:?} servers={} clients={} threads={} ops={} names={} kinds={kinds} ttl={} \
@@ -159,56 +162,45 @@ impl Words<'_> {
         })
     }
 
-    fn link_fault(&mut self) -> Result<LinkFault, Malformed> {
-        Ok(match &*self.next::<String>()? {
-            "Cut" => LinkFault::Cut(self.next()?),
-            "CutSub" => LinkFault::CutSub,
-            "Slow" => LinkFault::Slow(self.next()?),
-            "Twice" => LinkFault::Twice,
-            other => return Err(malformed(other)),
-        })
-    }
-
-    fn server_fault(&mut self) -> Result<ServerFault, Malformed> {
-        Ok(match &*self.next::<String>()? {
-            "Stall" => ServerFault::Stall(self.next()?),
-            "Hang" => ServerFault::Hang(self.next()?),
-            "Errors" => ServerFault::Errors(self.next()?),
-            "FlushScripts" => ServerFault::FlushScripts,
-            "RestartEmpty" => ServerFault::RestartEmpty,
-            "Forget" => ServerFault::Forget,
-            "Foreign" => ServerFault::Foreign(self.next()?, self.next()?),
-            other => return Err(malformed(other)),
-        })
-    }
-
     fn fault(&mut self) -> Result<Fault, Malformed> {
         Ok(match &*self.next::<String>()? {
-            "Cut" => Fault::Cut(self.next()?, self.actor()?, self.next()?),
-            "Slow" => Fault::Slow(self.next()?, self.actor()?, self.next()?),
             "Stop" => Fault::Stop(self.next()?, self.actor_or_all()?, self.next()?),
             "StopNext" => Fault::StopNext(self.next()?, self.actor()?, self.next()?),
             "Suspend" => Fault::Suspend(self.next()?, self.next()?),
             "Pause" => Fault::Pause(self.next()?, self.next()?),
-            "Ahead" => Fault::Ahead(self.next()?),
-            "Back" => Fault::Back(self.next()?),
             "Kill" => Fault::Kill(self.next()?),
             "Panic" => Fault::Panic(self.next()?, self.next()?),
             "Cancel" => Fault::Cancel(self.next()?, self.next()?),
             "Shutdown" => Fault::Shutdown(self.next()?),
-            "Stall" => Fault::Stall(self.next()?),
             "LoseMessages" => Fault::LoseMessages(self.next()?, self.next()?),
-            "Twice" => Fault::Twice(self.next()?, self.actor()?),
-            "Errors" => Fault::Errors(self.next()?),
-            "Move" => Fault::Move(self.next()?),
-            "Reject" => Fault::Reject(self.why()?, self.next()?),
-            "Delete" => Fault::Delete(self.next()?),
-            "Foreign" => Fault::Foreign(self.next()?, self.next()?),
-            "Snapshot" => Fault::Snapshot,
-            "Failover" => Fault::Failover,
-            "RestartEmpty" => Fault::RestartEmpty,
-            "Link" => Fault::Link(self.next()?, self.next()?, self.link_fault()?),
-            "Server" => Fault::Server(self.next()?, self.server_fault()?),
+            "Server" => {
+                let server = self.next()?;
+                let what: String = self.next()?;
+                Fault::Server(server, self.server_fault(&what)?)
+            }
+            what => Fault::Server(0, self.server_fault(what)?),
+        })
+    }
+
+    fn server_fault(&mut self, what: &str) -> Result<ServerFault, Malformed> {
+        Ok(match what {
+            "Cut" => ServerFault::Cut(self.next()?, self.actor()?, self.next()?),
+            "Slow" => ServerFault::Slow(self.next()?, self.actor()?, self.next()?),
+            "Twice" => ServerFault::Twice(self.next()?, self.actor()?),
+            "Stall" => ServerFault::Stall(self.next()?),
+            "Hang" => ServerFault::Hang(self.next()?),
+            "Errors" => ServerFault::Errors(self.next()?),
+            "Reject" => ServerFault::Reject(self.why()?, self.next()?),
+            "FlushScripts" => ServerFault::FlushScripts,
+            "Ahead" => ServerFault::Ahead(self.next()?),
+            "Back" => ServerFault::Back(self.next()?),
+            "Move" => ServerFault::Move(self.next()?),
+            "Foreign" => ServerFault::Foreign(self.next()?, self.next()?),
+            "Delete" => ServerFault::Delete(self.next()?),
+            "Snapshot" => ServerFault::Snapshot,
+            "Failover" => ServerFault::Failover,
+            "RestartEmpty" => ServerFault::RestartEmpty,
+            "Forget" => ServerFault::Forget,
             other => return Err(malformed(other)),
         })
     }
@@ -218,7 +210,7 @@ impl Words<'_> {
 fn plans_are_read_as_they_are_written() {
     for family in Family::ALL {
         for seed in 0..50 {
-            let plan = super::plan::plan(family, seed);
+            let plan = super::plan::families::plan(family, seed);
             let line = plan.to_string();
             let read: Plan = line
                 .parse()

@@ -56,11 +56,6 @@ impl HeldLease {
 }
 
 impl PendingReleases {
-    /// Returns whether this is the id of a pending release.
-    pub(super) fn has(&self, id: &[u8]) -> bool {
-        self.ids().any(|it| it.as_str().as_bytes() == id)
-    }
-
     /// Returns whether this is the id of a release that was forgotten because there were too many.
     pub(super) fn has_forgotten(&self, id: &str) -> bool {
         self.forgotten.iter().any(|it| it.as_str() == id)

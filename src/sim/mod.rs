@@ -1,10 +1,10 @@
-//! A simulation of clients and one server in virtual time: it runs the kernel over random plans.
+//! A simulation of clients and of 1 to 5 servers in virtual time: it runs the kernel over random
+//! plans.
 
 mod check;
 mod line;
 mod look;
 mod plan;
-mod quorum;
 mod rules;
 mod seeds;
 mod server;
@@ -12,7 +12,8 @@ mod world;
 
 use std::time::Duration;
 
-use plan::{Family, Plan, plan};
+use plan::families::plan;
+use plan::{Family, Plan};
 use world::{Checked, Report, Violation, World};
 
 use crate::clock::Instant;
@@ -29,20 +30,15 @@ struct Failure {
 fn run(plan: &Plan, is_traced: bool) -> Result<Report, Box<Failure>> {
     random::seed(Some(plan.seed));
     lower(plan.low);
-    let (end, report, log) = if plan.family == Family::Quorum {
-        let mut world = quorum::World::new(plan.clone(), is_traced);
-        (checked(|| world.run()), world.report, world.log)
-    } else {
-        let mut world = World::new(plan.clone(), is_traced);
-        (checked(|| world.run()), world.report, world.log)
-    };
+    let mut world = World::new(plan.clone(), is_traced);
+    let end = checked(|| world.run());
     random::seed(None);
     lower(None);
     match end {
-        Ok(()) => Ok(report),
+        Ok(()) => Ok(world.report),
         Err(violation) => Err(Box::new(Failure {
             violation,
-            trace: log.into(),
+            trace: std::mem::take(&mut world.log).into(),
         })),
     }
 }
@@ -77,6 +73,7 @@ fn smaller_plans(plan: &Plan) -> Vec<Plan> {
         change(&mut plan);
         smaller.push(plan);
     };
+    with(&|it| it.servers = it.servers.min(3));
     with(&|it| it.clients -= 1);
     with(&|it| it.threads -= 1);
     with(&|it| it.ops /= 2);
@@ -109,32 +106,11 @@ fn smaller_plans(plan: &Plan) -> Vec<Plan> {
     smaller
 }
 
-/// Returns whether a fault names a client or thread that the plan does not have.
+/// Returns whether a fault names a client, a thread or a server that the plan does not have.
 fn names_missing(plan: &Plan) -> bool {
-    use plan::{Actor, Fault};
     plan.faults.iter().any(|(_, fault)| {
-        let (client, thread) = match fault {
-            Fault::Cut(client, Actor::Caller(thread), _)
-            | Fault::Slow(client, Actor::Caller(thread), _)
-            | Fault::Stop(client, Some(Actor::Caller(thread)), _)
-            | Fault::StopNext(client, Actor::Caller(thread), _)
-            | Fault::Twice(client, Actor::Caller(thread))
-            | Fault::Panic(client, thread)
-            | Fault::Cancel(client, thread) => (*client, *thread),
-            Fault::Cut(client, ..)
-            | Fault::Suspend(client, _)
-            | Fault::Pause(client, _)
-            | Fault::Link(client, ..)
-            | Fault::Slow(client, ..)
-            | Fault::Stop(client, ..)
-            | Fault::Kill(client)
-            | Fault::Shutdown(client)
-            | Fault::LoseMessages(client, _)
-            | Fault::Twice(client, _)
-            | Fault::StopNext(client, ..) => (*client, 0),
-            _ => (0, 0),
-        };
-        client >= plan.clients || thread >= plan.threads
+        let [client, thread] = fault.of();
+        client >= plan.clients || thread >= plan.threads || fault.server() >= plan.servers
     })
 }
 

@@ -3,6 +3,7 @@
 mod calls;
 mod crowds;
 mod releases;
+mod rounds;
 mod tries;
 
 use std::sync::Arc;
@@ -12,7 +13,6 @@ use crate::clock::Instant;
 use crate::config::LeaseTerms;
 use crate::kernel::call::{Call, CallTerms, Step};
 use crate::kernel::effects::Effects;
-use crate::kernel::engine::Route;
 use crate::kernel::held::{HeldLease, Holder};
 use crate::kernel::waiter::{Failure, Outcome, Wait};
 use crate::kernel::{Kernel, Limits};
@@ -20,18 +20,17 @@ use crate::protocol::answer::Answer;
 use crate::protocol::cohort::CohortKeys;
 use crate::protocol::keys::Keys;
 use crate::protocol::primitive::Primitive;
+use crate::sim::world::Links;
 use crate::token::FencingToken;
 use crate::wait_policy::WaitPolicy;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-struct OneServer;
-
-impl Route for OneServer {
-    fn is_final(&self) -> bool {
-        true
-    }
-}
+/// The links of a client to one server that has the only copy of the keys.
+static ONE_SERVER: Links = Links {
+    links: Vec::new(),
+    is_final: true,
+};
 
 fn kernel() -> Kernel {
     let limits = Limits {

@@ -52,9 +52,9 @@ fn a_split_vote_is_as_old_as_its_commands() {
         "seed=516054237177 family=Quorum servers=5 clients=2 threads=1 ops=3 names=1 \
          kinds=NoQueue ttl=2422000 handoffs=0 backoff=0 drifts= \
          faults=135455:Server.3.Hang.14790000,217494:Stop.0.None.2192219,\
-         898129:Stop.1.None.1849770,1068904:Link.1.2.Slow.281128,\
-         1187148:Link.1.2.Cut.true,1207547:Server.0.FlushScripts,\
-         1362989:StopNext.0.Engine.3520364,2893015:Link.0.0.Cut.false",
+         898129:Stop.1.None.1849770,1068904:Server.2.Slow.1.Engine.281128,\
+         1187148:Server.2.Cut.1.Engine.true,1207547:Server.0.FlushScripts,\
+         1362989:StopNext.0.Engine.3520364,2893015:Server.0.Cut.0.Engine.false",
     );
 }
 
@@ -87,11 +87,13 @@ fn a_set_without_queues_is_refused_after_its_last_attempt() {
     );
     assert_keeps(
         "seed=49 family=Quorum servers=3 clients=4 threads=2 ops=4 names=2 kinds=PlainSet \
-         ttl=393000 handoffs=0 backoff=300 drifts= faults=729973:Link.3.2.Slow.119043,\
-         826952:Link.3.2.Slow.371942,982387:Link.3.2.Cut.false,1012564:Link.3.1.Cut.false,\
-         1012876:Link.3.2.Cut.false,1178164:Link.0.2.Slow.35495,2209278:Link.0.1.Cut.false,\
-         2345471:Server.0.Foreign.0.361978,2577088:Link.0.2.Twice,2871206:Link.2.2.Cut.false,\
-         3360828:Cancel.1.1,3469228:Link.3.0.Cut.true",
+         ttl=393000 handoffs=0 backoff=300 drifts= faults=729973:Server.2.Slow.3.Engine.119043,\
+         826952:Server.2.Slow.3.Engine.371942,982387:Server.2.Cut.3.Engine.false,\
+         1012564:Server.1.Cut.3.Engine.false,1012876:Server.2.Cut.3.Engine.false,\
+         1178164:Server.2.Slow.0.Engine.35495,2209278:Server.1.Cut.0.Engine.false,\
+         2345471:Server.0.Foreign.0.361978,2577088:Server.2.Twice.0.Engine,\
+         2871206:Server.2.Cut.2.Engine.false,3360828:Cancel.1.1,\
+         3469228:Server.0.Cut.3.Engine.true",
     );
 }
 
@@ -111,7 +113,7 @@ fn a_call_for_a_set_of_a_closed_client_says_so() {
     assert_keeps(
         "seed=20010374 family=Quorum servers=3 clients=2 threads=3 ops=6 names=2 kinds=PlainSet \
          ttl=1556000 handoffs=0 backoff=0 drifts= faults=151174:Server.0.Forget,\
-         2420598:Link.0.2.Cut.true,2961530:Link.0.1.Twice,3900220:Shutdown.0",
+         2420598:Server.2.Cut.0.Engine.true,2961530:Server.1.Twice.0.Engine,3900220:Shutdown.0",
     );
 }
 
@@ -255,9 +257,10 @@ fn shutdown_leaves_a_release_to_its_round() {
     assert_keeps(
         "seed=67988440955 family=Quorum servers=3 clients=3 threads=2 ops=9 names=2 \
          kinds=PlainSet ttl=4000000 handoffs=0 backoff=0 drifts= \
-         faults=1445974:Link.1.2.Slow.663379,1656962:Cancel.1.0,2010938:Server.0.Stall.2079797,\
-         3134087:Stop.0.Some.Engine.3343295,3284659:Link.2.0.Cut.false,3358982:Shutdown.0,\
-         3601150:Stop.0.None.411921,3905083:Stop.2.None.3596448",
+         faults=1445974:Server.2.Slow.1.Engine.663379,1656962:Cancel.1.0,\
+         2010938:Server.0.Stall.2079797,3134087:Stop.0.Some.Engine.3343295,\
+         3284659:Server.0.Cut.2.Engine.false,3358982:Shutdown.0,3601150:Stop.0.None.411921,\
+         3905083:Stop.2.None.3596448",
     );
 }
 

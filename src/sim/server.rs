@@ -1,7 +1,8 @@
-//! The server: the real scripts on data in memory, and a view of that data for the checks.
+//! A server: the real scripts on data in memory, and a view of that data for the checks.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
+use super::plan::{ServerFault, Why};
 use crate::holder::READERS;
 use crate::kernel::command::{Command, Inbox, What};
 use crate::protocol::answer::Answer;
@@ -12,6 +13,8 @@ use crate::testing::scripted::{Keyspace, Scripted};
 /// µs.
 pub(super) type Time = u64;
 pub(super) const MS: Time = 1000;
+/// When a run begins.
+pub(super) const START: Time = 100_000 * MS;
 
 /// What a lock's keys contain. Ends are the first instants at which something is gone.
 #[derive(Clone, Default, Debug)]
@@ -36,6 +39,27 @@ impl Data {
         }
     }
 
+    /// Returns the ids that hold the lock, or have a place, at `now`.
+    pub(super) fn lasting(&self, now: Time) -> impl Iterator<Item = &String> {
+        let lock = self.lock.iter().map(|(id, end)| (id, end));
+        let readers = self.readers.iter();
+        let permits = self.permits.iter().map(|(id, (_, end))| (id, end));
+        let held = lock.chain(readers).chain(permits).chain(&self.places);
+        held.filter(move |(_, end)| **end > now).map(|(id, _)| id)
+    }
+
+    /// Returns whether this id holds the lock at `now`.
+    pub(super) fn is_held_by(&self, id: &str, now: Time) -> bool {
+        let lock = self.lock.as_ref().filter(|(it, _)| it == id);
+        let lock = lock.map(|(_, end)| *end);
+        let reader = self.readers.get(id).copied();
+        let permit = self.permits.get(id).map(|(_, end)| *end);
+        [lock, reader, permit]
+            .into_iter()
+            .flatten()
+            .any(|end| end > now)
+    }
+
     pub(super) fn end(&self) -> Option<Time> {
         let readers = self.readers.values().max().copied();
         let permits = self.permits.values().map(|it| it.1).min();
@@ -53,9 +77,33 @@ pub(super) enum Message {
 /// A copy of the data.
 pub(super) type Copy = Keyspace;
 
+/// The scripts that a server knows.
+#[derive(Debug)]
+pub(super) enum Known {
+    All,
+    These(BTreeSet<&'static str>),
+}
+
 #[derive(Debug)]
 pub(super) struct Server {
     scripts: Option<Scripted>,
+    pub(super) known: Known,
+    /// By how much its clock is ahead, in µs; and how much faster it runs, in millionths.
+    pub(super) ahead: i64,
+    pub(super) rate: i64,
+    pub(super) stalled_until: Time,
+    pub(super) errors_until: Time,
+    /// Until when it replies with errors of this kind.
+    pub(super) rejects: Vec<(Why, Time)>,
+    /// It answers nothing until then, and loses its connections when it serves again.
+    pub(super) down_until: Time,
+    /// It has lost its data since it went down.
+    pub(super) is_emptied: bool,
+    /// The node of the cluster that has the keys, and until when they move to the other one; 0 if
+    /// they do not.
+    pub(super) owner: usize,
+    pub(super) moves_until: Time,
+    pub(super) snapshot: Option<Copy>,
     /// What the keys of each lock contain, as of the last command.
     pub(super) data: BTreeMap<Vec<u8>, Data>,
     pub(super) ran: u64,
@@ -77,6 +125,17 @@ impl Default for Server {
         scripts.reset();
         Self {
             scripts: Some(scripts),
+            known: Known::All,
+            ahead: 0,
+            rate: 0,
+            stalled_until: 0,
+            errors_until: 0,
+            rejects: Vec::new(),
+            down_until: 0,
+            is_emptied: false,
+            owner: 0,
+            moves_until: 0,
+            snapshot: None,
             data: BTreeMap::new(),
             ran: 0,
             entered: Vec::new(),
@@ -101,11 +160,81 @@ pub(super) fn key_of(lock: &dyn Primitive) -> Vec<u8> {
     }
 }
 
+/// Which script a command runs, as far as a quorum's servers must know it.
+fn script_of(command: &Command) -> &'static str {
+    match command.what {
+        What::Acquire { .. } => "acquire",
+        What::Renew { .. } | What::RenewMany { .. } => "renew",
+        What::Leave { .. } => "release",
+        _ => "undo",
+    }
+}
+
 fn inbox_of(client: usize) -> Vec<u8> {
     format!("inbox:c{client}").into_bytes()
 }
 
 impl Server {
+    /// Returns what its clock shows.
+    pub(super) fn now(&self, now: Time) -> Time {
+        let faster = (now - START) as i64 * self.rate / 1_000_000;
+        now.saturating_add_signed(self.ahead + faster)
+    }
+
+    /// Returns until when nothing arrives.
+    pub(super) fn stands_until(&self, now: Time) -> Time {
+        let down_until = match self.down_until {
+            0 => 0,
+            // `Event::Back` ends it.
+            until => until.max(now + 10),
+        };
+        self.stalled_until.max(down_until)
+    }
+
+    /// Returns from when on it does what it is asked.
+    pub(super) fn works_from(&self) -> Time {
+        let rejects = self.rejects.iter().map(|(_, until)| *until).max();
+        let stands = self.stalled_until.max(self.down_until);
+        let fails = self.errors_until.max(rejects.unwrap_or(0));
+        stands.max(fails).max(self.moves_until)
+    }
+
+    pub(super) fn rejects(&self, why: Why, now: Time) -> bool {
+        let mut rejects = self.rejects.iter();
+        rejects.any(|(it, until)| *it == why && now < *until)
+    }
+
+    /// A fault that concerns nothing but the server begins.
+    pub(super) fn fails(&mut self, fault: ServerFault, now: Time) {
+        match fault {
+            ServerFault::Stall(time) => self.stalled_until = self.stalled_until.max(now + time),
+            ServerFault::Errors(time) => self.errors_until = self.errors_until.max(now + time),
+            ServerFault::Reject(why, time) => self.rejects.push((why, now + time)),
+            ServerFault::Move(time) => self.moves_until = self.moves_until.max(now + time),
+            ServerFault::FlushScripts => self.forget_scripts(),
+            ServerFault::Snapshot => self.snapshot = Some(self.copy()),
+            other => unreachable!("{other:?} concerns others, too"),
+        }
+    }
+
+    pub(super) fn knows_script(&self, command: &Command) -> bool {
+        match &self.known {
+            Known::All => true,
+            Known::These(scripts) => scripts.contains(script_of(command)),
+        }
+    }
+
+    /// It has been sent the text of a command's script.
+    pub(super) fn learn_script(&mut self, command: &Command) {
+        if let Known::These(scripts) = &mut self.known {
+            scripts.insert(script_of(command));
+        }
+    }
+
+    pub(super) fn forget_scripts(&mut self) {
+        self.known = Known::These(BTreeSet::new());
+    }
+
     /// Runs a command of a client. `reached` is the mark of a place that it takes.
     pub(super) fn run(
         &mut self,
@@ -114,6 +243,7 @@ impl Server {
         reached: Reached,
         now: Time,
     ) -> Answer {
+        let now = self.now(now);
         self.ran += 1;
         let inbox = Inbox {
             channel: inbox_of(client),
@@ -286,6 +416,7 @@ impl Server {
 
     /// A program without leasehold takes a lock if it is free.
     pub(super) fn take_foreign(&mut self, name: &str, holder: &str, lasts: Time, now: Time) {
+        let now = self.now(now);
         let (lock, lasts) = (format!("lock:{name}"), (lasts / MS).max(1).to_string());
         let words = ["SET", &lock, holder, "NX", "PX", &lasts];
         self.command(&words.map(str::as_bytes), now);
@@ -307,6 +438,7 @@ impl Server {
 
     /// Deletes the key of a lock; returns the ids that held it.
     pub(super) fn delete(&mut self, name: &str, now: Time) -> Vec<String> {
+        let now = self.now(now);
         let key = name.as_bytes().to_vec();
         let before = self.read(&key, now);
         self.command(&[b"DEL", format!("lock:{name}").as_bytes()], now);
@@ -322,6 +454,7 @@ impl Server {
 
     /// The data is replaced.
     pub(super) fn restore(&mut self, copy: Copy, now: Time) {
+        let now = self.now(now);
         self.scripts().set_data(copy);
         let keys: Vec<Vec<u8>> = self.data.keys().cloned().collect();
         for key in keys {

@@ -1,28 +1,32 @@
-//! The simulated world: virtual time, connections, and the actors of the clients.
+//! The simulated world: virtual time, 1 to 5 servers, connections, and the actors of the clients.
 //!
 //! A kernel call, its effects and its I/O are separate events, and any actor can be stopped between
-//! them.
+//! them. Several servers are a quorum: then the engine sends all commands, in rounds.
 
 mod caller;
+mod clock;
 mod effects;
+mod engine;
 mod faults;
 mod holder;
 mod network;
-pub(in crate::sim) mod show;
+mod show;
 mod start;
-mod threads;
+mod subscriber;
 mod views;
-pub(super) mod wants;
+mod wants;
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use clock::Clock;
+
 use super::check::Registered;
-use super::check::outcomes::Refusal;
-use super::plan::{Actor, Family, Fault, Kind, Plan, Rng, Why};
-use super::server::{Copy, MS, Message, Server, Time, key_of};
+use super::check::outcomes::Learnt;
+use super::plan::{Actor, Family, Kind, Plan, Rng};
+use super::server::{MS, Message, START, Server, Time, key_of};
 use crate::clock::Instant;
 use crate::error::Cause;
 use crate::kernel::Kernel;
@@ -30,7 +34,7 @@ use crate::kernel::acquiring::Acquiring;
 use crate::kernel::call::{Call, CallTerms, Step};
 use crate::kernel::command::Command;
 use crate::kernel::effects::Effects;
-use crate::kernel::engine::{Engine, Outgoing, Route, Ticket};
+use crate::kernel::engine::{Engine, Link, Outgoing, Route, ServerNo, Ticket};
 use crate::kernel::fault;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{OperationCell, Wanted};
@@ -58,66 +62,6 @@ pub(super) struct Violation {
 
 pub(super) type Checked = Result<(), Violation>;
 
-/// The clock of a client.
-#[derive(Clone, Debug)]
-pub(super) struct Clock {
-    /// By how much it is too fast, in millionths.
-    drift: i64,
-    /// When it stood still, from and until. The wall clock went on.
-    pauses: Vec<[Time; 2]>,
-}
-
-impl Clock {
-    pub(super) fn new(drift: i64) -> Self {
-        Self {
-            drift,
-            pauses: Vec::new(),
-        }
-    }
-
-    pub(super) fn pause(&mut self, from: Time, until: Time) {
-        self.pauses.push([from, until]);
-    }
-
-    /// Returns what the clock shows at `time`.
-    pub(super) fn at(&self, time: Time) -> Instant {
-        if time == NEVER {
-            return Instant::NEVER;
-        }
-        Instant::from_nanos(self.nanos(time - self.stood_still(time)))
-    }
-
-    /// Returns what the wall clock showed at the start, by what it shows at `time`.
-    pub(super) fn wall_at_start(&self, time: Time) -> Duration {
-        Duration::from_nanos(self.nanos(self.stood_still(time)))
-    }
-
-    fn stood_still(&self, time: Time) -> Time {
-        let pauses = self.pauses.iter();
-        let stood = pauses.map(|[from, until]| time.clamp(*from, *until) - from);
-        stood.sum()
-    }
-
-    fn nanos(&self, time: Time) -> u64 {
-        (time as i64 * (1_000_000 + self.drift) / 1000) as u64
-    }
-
-    /// Returns the first time at which the clock shows at least `instant`.
-    pub(super) fn time_of(&self, instant: Instant) -> Time {
-        if instant == Instant::NEVER {
-            return NEVER;
-        }
-        let rate = (1_000_000 + self.drift) as u128;
-        let mut time = (u128::from(instant.as_nanos()) * 1000).div_ceil(rate) as Time;
-        for [from, until] in &self.pauses {
-            if time > *from {
-                time += until - from;
-            }
-        }
-        time
-    }
-}
-
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     Run(usize, Actor),
@@ -130,10 +74,17 @@ enum Event {
     Closed(usize),
     ServerClosed(usize),
     Fault(usize),
+    /// A server that was down or hung serves again.
+    Back(ServerNo),
 }
+
+/// The server that a connection leads to, or the node of the cluster, which is one server.
+type Peer = usize;
 
 #[derive(Debug)]
 enum Up {
+    /// The handshake: the pipeline is up once it is answered.
+    Hello,
     /// A command; whether its reply is awaited, and whether it has the text of its script.
     Command {
         command: Command,
@@ -146,18 +97,19 @@ enum Up {
     Subscribe(Option<Vec<u8>>),
 }
 
-/// A command has not run: it may be sent again, with its script's text, to this node.
+/// A command has not run: it may be sent again, with its script's text, to this peer.
 #[derive(Clone, Copy, Debug)]
 struct Again {
-    node: usize,
+    peer: Peer,
     is_asking: bool,
-    /// Otherwise the node does not know its script.
+    /// Otherwise the server does not know its script.
     is_redirect: bool,
     pause: Time,
 }
 
-/// The reply to a command: its end, or the node to which it must be sent again.
+/// The reply to the handshake, or to a command: its end, or where it must be sent again.
 enum Mail {
+    Hello,
     End(Result<Answer, fault::Fault>),
     Again(Again),
 }
@@ -179,6 +131,7 @@ impl Up {
 
 #[derive(Debug)]
 enum Down {
+    Hello,
     Reply(Answer),
     Error,
     Rejected,
@@ -191,8 +144,7 @@ enum Down {
 
 pub(super) struct Conn {
     client: usize,
-    /// The node of a cluster that it leads to.
-    node: usize,
+    peer: Peer,
     actor: Actor,
     up: VecDeque<(Time, Up)>,
     down: VecDeque<(Time, Down)>,
@@ -236,10 +188,19 @@ enum State {
         token: FencingToken,
         cell: Arc<OperationCell>,
         by: Time,
-        unlocks: bool,
+        then: Then,
     },
     Releasing(Release),
     Done,
+}
+
+/// What a holder does when the engine has ended what it asked for.
+#[derive(Clone, Copy, Debug)]
+enum Then {
+    Holds,
+    Unlocks,
+    /// It was the release.
+    Leaves,
 }
 
 struct Release {
@@ -266,10 +227,14 @@ pub(super) struct Caller {
     panics: bool,
 }
 
-#[derive(Default)]
+/// The engine's connection to a peer, with the commands that have no reply yet.
 struct Pipe {
     conn: Option<usize>,
+    link: Link,
     connect_at: Time,
+    /// When it gives up the handshake, and for how long it pauses then.
+    connect_by: Time,
+    pause: Time,
     sent: VecDeque<(Ticket, Time, Command)>,
     mail: VecDeque<Mail>,
     /// Commands that could not be written.
@@ -277,39 +242,40 @@ struct Pipe {
     is_closed: bool,
 }
 
+/// The subscription at a server.
 #[derive(Default)]
 struct Sub {
     conn: Option<usize>,
     connect_at: Time,
-    /// The channels that somebody waits for, with their names.
-    wanted: BTreeMap<Vec<u8>, (Name, u64)>,
     /// The channels that it has subscribed to, and since when their messages arrive.
     asked: BTreeMap<Vec<u8>, Option<Instant>>,
-    hears_inbox: bool,
     was_live: bool,
-    mail: VecDeque<Down>,
     is_closed: bool,
-    todo: VecDeque<Todo>,
 }
 
 pub(super) struct Client {
     pub(super) kernel: Arc<Kernel>,
     engine: Engine,
     engine_todo: VecDeque<Todo>,
-    /// The engine's pipelines to the nodes, and the commands that wait until they are sent again.
-    pipes: [Pipe; 2],
+    /// The engine's pipelines to the peers, and the commands that wait until they are sent again.
+    pipes: Vec<Pipe>,
     paused: Vec<(Time, (Ticket, Time, Command), Again)>,
-    /// The node that has the keys, as far as the client knows; it has learnt that just now.
-    node: usize,
+    /// The node of the cluster that has the keys, as far as the client knows; it has learnt that
+    /// just now.
+    node: Peer,
     has_moved: bool,
     /// The machine was suspended, and the engine has not run since.
     was_suspended: bool,
     pub(super) callers: Vec<Caller>,
-    sub: Sub,
+    subs: Vec<Sub>,
+    sub_mail: VecDeque<(ServerNo, Down)>,
+    sub_todo: VecDeque<Todo>,
+    /// The channels that somebody waits for, with their names.
+    wanted: BTreeMap<Vec<u8>, (Name, u64)>,
     pub(super) is_alive: bool,
     pub(super) stopped: BTreeMap<Option<Actor>, Time>,
     locks: BTreeMap<(u64, u8), Arc<dyn Primitive>>,
-    pub(super) refusals: Vec<Refusal>,
+    pub(super) learnt: Vec<Learnt>,
     /// The names that it held, or was releasing, after its last kernel call.
     pub(super) held: BTreeSet<Name>,
     stop_next: BTreeMap<Actor, Time>,
@@ -339,24 +305,23 @@ pub(super) struct World {
     serial: u64,
     conns: Vec<Conn>,
     pub(super) clients: Vec<Client>,
-    pub(super) server: Server,
-    snapshot: Option<Copy>,
-    pub(super) stalled_until: Time,
-    pub(super) errors_until: Time,
-    /// Until when it replies with errors of this kind.
-    pub(super) rejects: Vec<(Why, Time)>,
-    /// The node that has the keys, and until when they move to the other one; 0 if they do not.
-    owner: usize,
-    pub(super) moves_until: Time,
+    pub(super) servers: Vec<Server>,
     net: Rng,
     sched: Rng,
     pub(super) log: VecDeque<String>,
-    is_traced: bool,
+    pub(super) is_traced: bool,
     pub(super) leases: Vec<Registered>,
     pub(super) newest: BTreeMap<Vec<u8>, u64>,
     pub(super) idle_since: BTreeMap<Vec<u8>, Time>,
-    /// A server has lost data: what the guide excludes is not checked from then on.
-    pub(super) lost_data: bool,
+    /// The keys of which a server has had data.
+    pub(super) keys: Vec<Vec<u8>>,
+    /// A server has lost data while leases lasted: what the guide excludes is not checked from
+    /// then on.
+    pub(super) lost_leases: bool,
+    /// A server has lost its counters: the order of tokens is not checked from then on.
+    pub(super) lost_tokens: bool,
+    /// A server has old data again: its keys may belong to nobody.
+    pub(super) has_old_data: bool,
     pub(super) report: Report,
     foreign: u64,
     /// The names that the clients have used.
@@ -364,25 +329,29 @@ pub(super) struct World {
     /// The ids whose acquiring command a proxy has run twice, and no reply has arrived. If the undo
     /// ran in between, nobody knows what the second run took: for one ttl, the lock is taken.
     pub(super) ran_twice: BTreeSet<String>,
-    /// The ids that the server had when its clock was set back.
+    /// The ids that a server had when its clock was set back.
     pub(super) outlasts: BTreeSet<String>,
     /// The serial number and the end of the sleep of each actor.
     timers: BTreeMap<(usize, Actor), (u64, Time)>,
     pub(super) clocks: Vec<Clock>,
-    /// By how much the server's clock is ahead, in µs.
-    server_ahead: i64,
-    /// What may have ended on the server without its client: what keys contained when the server's
+    /// What may have ended on a server without its client: what keys contained when the server's
     /// clock stepped ahead, or when somebody deleted them.
     pub(super) over: BTreeSet<String>,
 }
 
-struct OneServer {
-    may_fail_over: bool,
+/// The state of a client's pipelines: of one server, none.
+pub(super) struct Links {
+    pub(super) links: Vec<Link>,
+    pub(super) is_final: bool,
 }
 
-impl Route for OneServer {
+impl Route for Links {
     fn is_final(&self) -> bool {
-        !self.may_fail_over
+        self.is_final
+    }
+
+    fn link(&self, server: ServerNo, _: Instant) -> Link {
+        self.links.get(server).copied().unwrap_or(Link::Up)
     }
 }
 
@@ -407,18 +376,21 @@ impl World {
             }
             if self.now > begin + 600_000 * MS {
                 // Calls without a deadline may wait for ever, until the links are fast: what they
-                // get too late refuses the others. A call alone gives up.
-                if self.calls() < 2 || !self.mend_links() {
+                // get too late refuses the others. A call alone gives up. Over a quorum
+                // no single link keeps a call from its end.
+                if self.plan.is_quorum() || self.calls() < 2 || !self.mend_links() {
+                    self.dump();
                     return Err(self.violation("P10", "a call hangs".into()));
                 }
                 begin = self.now;
             }
-            if self.report.events > 2_000_000 {
+            if self.report.events > 1_000_000 * (1 + self.plan.servers as u64) {
+                self.dump();
                 return Err(self.violation("P10", "too many events".into()));
             }
         }
-        self.report.commands = self.server.ran;
-        self.report.plain = self.server.plain;
+        self.report.commands = self.servers.iter().map(|it| it.ran).sum();
+        self.report.plain = self.servers.iter().map(|it| it.plain).sum();
         // An entry that only remembers a refusal wakes no engine: it goes when that runs again.
         for client in 0..self.clients.len() {
             self.handle(Event::Run(client, Actor::Engine))?;
@@ -448,11 +420,7 @@ impl World {
 
     pub(super) fn say(&mut self, text: impl FnOnce() -> String) {
         if self.is_traced {
-            let line = format!(
-                "{:>12.3} {}",
-                (self.now - 100_000 * MS) as f64 / 1000.0,
-                text()
-            );
+            let line = format!("{:>12.3} {}", (self.now - START) as f64 / 1000.0, text());
             self.log.push_back(line);
             if self.log.len() > 200_000 {
                 self.log.pop_front();
@@ -493,9 +461,9 @@ impl World {
         self.event(self.now + 1, Event::Run(client, actor));
     }
 
-    /// Returns what the server's clock shows.
-    pub(super) fn server_now(&self) -> Time {
-        self.now.saturating_add_signed(self.server_ahead)
+    /// Returns the server that a peer is, or belongs to.
+    fn server_of(&self, peer: Peer) -> ServerNo {
+        if self.plan.is_quorum() { peer } else { 0 }
     }
 
     pub(super) fn stopped_until(&self, client: usize, actor: Actor) -> Time {
@@ -503,8 +471,6 @@ impl World {
         let of = |key| stopped.get(&key).copied().unwrap_or(0);
         of(None).max(of(Some(actor)))
     }
-
-    // ------------------------------------------------------------------ effects
 }
 
 impl Client {
@@ -518,9 +484,13 @@ impl Client {
         self.engine.knows(id)
     }
 
-    /// Returns what is left in the engine.
+    pub(super) fn shown_engine(&self) -> String {
+        format!("{:?}", self.engine)
+    }
+
+    /// Returns how many commands and rounds are left in the engine.
     pub(super) fn in_flight(&self) -> usize {
-        self.engine.in_flight()
+        self.engine.in_flight() + self.engine.rounds()
     }
 }
 

@@ -1,10 +1,12 @@
-//! Whether calls return in time, and say "taken" only with a proof.
+//! P8: whether calls return in time, and say "taken" only with a proof.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use super::each_entry;
 use crate::clock::Instant;
 use crate::kernel::call::Call;
+use crate::kernel::engine::ServerNo;
 use crate::kernel::fault;
 use crate::kernel::request::{RequestState, Serves};
 use crate::kernel::table::entry_name;
@@ -15,59 +17,76 @@ use crate::protocol::place::Refreshed;
 use crate::protocol::primitive::Primitive;
 use crate::sim::plan::Actor;
 use crate::sim::server::{Time, client_of};
-use crate::sim::world::{Checked, World};
+use crate::sim::world::{COMMAND_TIMEOUT, Checked, World};
 
-/// A refusal that a client has received.
+/// What a client has learnt about a name: from the reply to an acquiring command, or by the end of
+/// its own lease.
 #[derive(Clone, Debug)]
-pub(in crate::sim) struct Refusal {
+pub(in crate::sim) struct Learnt {
+    /// The server that has replied; `None` for an own lease.
+    server: Option<ServerNo>,
     name: Name,
     sent: Instant,
     arrived: Instant,
-    until: Option<Instant>,
+    /// Until when the lock was taken, as far as the client knows; `None` if it was not refused.
+    taken_until: Option<Instant>,
 }
 
-impl Refusal {
-    /// Returns whether it is less than a second old at the deadline.
-    fn is_fresh(&self, deadline: Instant) -> bool {
-        self.arrived.after(Duration::from_secs(1)) >= deadline
+impl Learnt {
+    /// Returns whether it is younger than this at the deadline.
+    fn is_within(&self, time: Duration, deadline: Instant) -> bool {
+        self.arrived.after(time) >= deadline
     }
 }
 
+/// The most that a client remembers: then it forgets the older half.
+const REMEMBERED: usize = 1_000;
+
 impl World {
-    pub(in crate::sim) fn note_refusal(
+    /// A reply to an acquiring command, or to a refresh, has arrived. `id`: that of the command.
+    pub(in crate::sim) fn note_reply(
         &mut self,
         client: usize,
+        server: ServerNo,
         (names, id): (&[Name], Option<&str>),
         end: &Result<Answer, fault::Fault>,
         sent: Time,
     ) {
         let by = match end {
-            Ok(Answer::Refused(by)) => by,
+            Ok(Answer::Refused(by)) => Some(by),
             Ok(Answer::Places(found, by))
                 if found.iter().any(|it| matches!(it, Refreshed::Waiting(_))) =>
             {
-                by
+                Some(by)
             }
+            // A majority of a quorum must have replied.
+            Ok(_) if self.plan.is_quorum() => None,
             _ => return,
         };
-        let holder = String::from_utf8_lossy(&by.holder).into_owned();
-        let is_its_own = id == Some(&*holder);
-        let is_own = client_of(&holder) == Some(client);
-        if is_its_own || is_own && self.is_abandoned(client, &holder) {
-            return;
-        }
         let clock = &self.clocks[client];
-        let sent = clock.at(sent);
-        let refusal = Refusal {
-            name: names[by.name].clone(),
+        let (sent, arrived) = (clock.at(sent), clock.at(self.now));
+        let mut learnt = Learnt {
+            server: Some(server),
+            name: names[0].clone(),
             sent,
-            arrived: clock.at(self.now),
-            until: by.remaining.map(|left| sent.after(left)),
+            arrived,
+            taken_until: None,
         };
-        let refusals = &mut self.clients[client].refusals;
-        refusals.push(refusal);
-        if refusals.len() > 400 {
-            refusals.drain(..200);
+        if let Some(by) = by {
+            let holder = String::from_utf8_lossy(&by.holder).into_owned();
+            let is_its_own = id == Some(&*holder);
+            let is_own = client_of(&holder) == Some(client);
+            if is_its_own || is_own && self.is_abandoned(client, server, &holder) {
+                return;
+            }
+            learnt.name = names[by.name].clone();
+            let until = by.remaining.map(|left| sent.after(left));
+            learnt.taken_until = Some(until.unwrap_or(Instant::NEVER));
+        }
+        let all = &mut self.clients[client].learnt;
+        all.push(learnt);
+        if all.len() > REMEMBERED {
+            all.drain(..REMEMBERED / 2);
         }
     }
 
@@ -82,19 +101,19 @@ impl World {
     /// The client itself had this name until now.
     pub(super) fn note_own_name(&mut self, client: usize, name: &Name) {
         let now = self.clocks[client].at(self.now);
-        let refusal = Refusal {
+        self.clients[client].learnt.push(Learnt {
+            server: None,
             name: name.clone(),
             sent: now,
             arrived: now,
-            until: Some(now),
-        };
-        self.clients[client].refusals.push(refusal);
+            taken_until: Some(now),
+        });
     }
 
     /// Returns whether nobody owns what a command of the client with this id has taken.
-    fn is_abandoned(&self, client: usize, id: &str) -> bool {
+    fn is_abandoned(&self, client: usize, server: ServerNo, id: &str) -> bool {
         let kernel = &self.clients[client].kernel;
-        let mut found = kernel.pending.lock().has(id.as_bytes());
+        let mut found = kernel.pending.lock().has_at(server, id.as_bytes());
         each_entry(kernel, &self.names, |entry| {
             found |= entry.requests.walk().any(|request| {
                 request.serves == Serves::Nobody
@@ -142,7 +161,7 @@ impl World {
         if let Outcome::Failed(Failure::Unreachable { .. }) = outcome
             && !self.plan.has_faults()
         {
-            let text = format!("c{client}.{thread} fails although the server answers");
+            let text = format!("c{client}.{thread} fails although the servers answer");
             return Err(self.violation("P8", text));
         }
         if let Outcome::Lease(lease, _) = outcome
@@ -177,17 +196,45 @@ impl World {
         });
         let is_once = call.wants.wait == Wait::Once;
         holds |= is_once && self.is_waited_for(client, |it| it == name || names.contains(it));
-        let is_proof = |refusal: &Refusal| {
-            let is_fresh =
-                refusal.until.is_none_or(|until| until >= deadline) || refusal.is_fresh(deadline);
-            let is_its = refusal.name == *name || names.contains(&refusal.name);
-            is_its && refusal.sent >= call.start && (is_fresh || is_once)
-        };
-        let has_proof = self.clients[client].refusals.iter().any(is_proof);
-        if !holds && !has_proof && !is_limited {
+        if !holds && !is_limited && !self.is_proven(client, call, names) {
             let text = format!("c{client}.{thread} says that {name} is taken without a proof");
             return Err(self.violation("P8", text));
         }
         Ok(())
+    }
+
+    /// Returns whether what a client has learnt since a call began proves that the lock was taken:
+    /// a refusal, and over a quorum the replies of a majority, or the end of an own lease.
+    fn is_proven(&self, client: usize, call: &Call, names: &[Name]) -> bool {
+        let name = &*entry_name(&*call.wants.lock);
+        let (deadline, is_once) = (call.wants.deadline, call.wants.wait == Wait::Once);
+        let is_quorum = self.plan.is_quorum();
+        // A server that does not answer can delay the verdict by the command timeout.
+        let timeout = Duration::from_micros(COMMAND_TIMEOUT);
+        let fresh_for = Duration::from_secs(1) + if is_quorum { timeout } else { Duration::ZERO };
+        let is_fresh = |it: &Learnt| {
+            let is_taken = it.taken_until.is_some_and(|until| until >= deadline);
+            is_taken || it.is_within(fresh_for, deadline)
+        };
+        let counts = |it: &&Learnt| {
+            let is_its = it.name == *name || names.contains(&it.name);
+            // The votes of one round arrive within the command timeout.
+            let is_vote = is_quorum && it.is_within(fresh_for + timeout, deadline);
+            is_its && it.sent >= call.start && (is_once || is_vote || is_fresh(it))
+        };
+        let learnt: Vec<&Learnt> = self.clients[client].learnt.iter().filter(counts).collect();
+        let is_refused = learnt.iter().any(|it| it.taken_until.is_some());
+        if !is_quorum || learnt.iter().any(|it| it.server.is_none()) {
+            return is_refused;
+        }
+        let servers: BTreeSet<ServerNo> = learnt.iter().filter_map(|it| it.server).collect();
+        // The votes are split as well if the servers that answered name different holders, and the
+        // others failed.
+        let needed = match self.plan.servers == 5 && self.plan.has_faults() {
+            true => 2,
+            false => self.plan.needed(),
+        };
+        let is_recent = is_once || learnt.iter().any(|it| is_fresh(it));
+        is_refused && is_recent && servers.len() >= needed
     }
 }

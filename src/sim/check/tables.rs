@@ -55,17 +55,25 @@ fn check_entry(entry: &LockEntry, kernel: &Kernel, problems: &mut Vec<String>) {
 }
 
 impl World {
-    /// Adds the tables of the clients to the trace.
+    /// Adds the tables of the clients, and what the servers have, to the trace.
     pub(in crate::sim) fn dump(&mut self) {
+        if !self.is_traced {
+            return;
+        }
         for client in 0..self.clients.len() {
             let kernel = Arc::clone(&self.clients[client].kernel);
             let mut entries = Vec::new();
             each_entry(&kernel, &self.names, |entry| {
                 entries.push(format!("{entry:?}"));
             });
+            entries.push(self.clients[client].shown_engine());
             for entry in entries {
                 self.say(|| format!("c{client}: {entry}"));
             }
+        }
+        for n in 0..self.servers.len() {
+            let data = format!("{:?}", self.servers[n].data);
+            self.say(|| format!("s{n}: {data}"));
         }
     }
 
@@ -92,7 +100,7 @@ impl World {
 
 /// Returns where the lists, the requests and the index of a client's table disagree. These calls
 /// are `parked`.
-pub(in crate::sim) fn table_problems<'a>(
+fn table_problems<'a>(
     kernel: &Kernel,
     names: &BTreeSet<Name>,
     parked: impl Iterator<Item = &'a Call>,

@@ -22,7 +22,7 @@ use crate::protocol::keys::{Keys, Layout};
 use crate::protocol::mutex::MutexKeys;
 use crate::protocol::primitive::Primitive;
 use crate::protocol::refusal::RefusedName;
-use crate::sim::rules::{OneServer, SECOND, at, call, fault_of, kernel, lease_at_1, mutex};
+use crate::sim::rules::{ONE_SERVER, SECOND, at, call, fault_of, kernel, lease_at_1, mutex};
 use crate::token::FencingToken;
 use crate::wait_policy::{Backoff, WaitPolicy};
 
@@ -62,7 +62,7 @@ fn park_refused(kernel: &Kernel, call: &mut Call, ms: u64, fx: &mut Effects) {
 
 /// Returns how many acquiring commands the engine sends at `ms`.
 fn asks_at(kernel: &Kernel, engine: &mut Engine, ms: u64, fx: &mut Effects) -> usize {
-    let sent = engine.due(kernel, at(ms), &OneServer, fx);
+    let sent = engine.due(kernel, at(ms), &ONE_SERVER, fx);
     let asks = sent.iter().filter(|it| it.command.acquires().is_some());
     asks.count()
 }
@@ -167,7 +167,7 @@ fn peer_that_is_not_redis_ends_its_calls_and_no_later_ones() {
     waits.begin(&kernel, at(1), &mut fx);
     let failure = fault_of(first.replied(&kernel, not_redis(), at(0), at(2), &mut fx));
     assert!(matches!(failure, Failure::Unreachable { since: None, .. }));
-    Engine::default().due(&kernel, at(2), &OneServer, &mut fx);
+    Engine::default().due(&kernel, at(2), &ONE_SERVER, &mut fx);
     let failure = fault_of(waits.woken(&kernel, at(2), &mut fx));
     assert!(matches!(failure, Failure::Unreachable { since: None, .. }));
     let mut later = call(&kernel, &lock, false, at(10));
@@ -188,7 +188,7 @@ fn key_may_last_for_the_ttl_that_it_was_asked_for() {
     let mut stays = call_for(&kernel, &lock, [4 * SECOND, 60 * SECOND], at(1));
     leaves.begin(&kernel, at(0), &mut fx);
     stays.begin(&kernel, at(1), &mut fx);
-    let sent = engine.due(&kernel, at(1), &OneServer, &mut fx);
+    let sent = engine.due(&kernel, at(1), &ONE_SERVER, &mut fx);
     let [outgoing] = &*sent else {
         panic!("{sent:?}")
     };
@@ -201,7 +201,7 @@ fn key_may_last_for_the_ttl_that_it_was_asked_for() {
         outgoing.ticket,
         Ok(granted),
         times,
-        &OneServer,
+        &ONE_SERVER,
         &mut fx,
     );
     let Step::Done(Outcome::Lease(lease, _)) = stays.woken(&kernel, at(201), &mut fx) else {
@@ -328,7 +328,7 @@ fn call_that_nobody_refuses_before_its_deadline_asks_again() {
     kernel.pending.lock().push(release, at(0));
     let mut waits = call_for(&kernel, &lock, [4 * SECOND, SECOND / 10], at(0));
     waits.begin(&kernel, at(0), &mut fx);
-    let sent = engine.due(&kernel, at(0), &OneServer, &mut fx);
+    let sent = engine.due(&kernel, at(0), &ONE_SERVER, &mut fx);
     let asked = sent.iter().find(|it| it.command.acquires().is_some());
     let ticket = asked.expect("the call asks").ticket;
     assert_eq!(asks_at(&kernel, &mut engine, 60, &mut fx), 0);
@@ -339,8 +339,8 @@ fn call_that_nobody_refuses_before_its_deadline_asks_again() {
         detail: None,
     });
     let times = [at(0), at(61)];
-    engine.ended(&kernel, ticket, Ok(refused), times, &OneServer, &mut fx);
-    let sent = engine.due(&kernel, at(62), &OneServer, &mut fx);
+    engine.ended(&kernel, ticket, Ok(refused), times, &ONE_SERVER, &mut fx);
+    let sent = engine.due(&kernel, at(62), &ONE_SERVER, &mut fx);
     let refreshes = |it: &Outgoing| matches!(it.command.what, What::Refresh { .. });
     assert!(sent.iter().any(refreshes), "{sent:?}");
 }

@@ -16,7 +16,7 @@ use crate::protocol::fair::FairMutexKeys;
 use crate::protocol::keys::Keys;
 use crate::protocol::primitive::Primitive;
 use crate::protocol::refusal::RefusedName;
-use crate::sim::rules::{OneServer, SECOND, at, call, kernel};
+use crate::sim::rules::{ONE_SERVER, SECOND, at, call, kernel};
 
 fn fair() -> Arc<dyn Primitive> {
     FairMutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:"))
@@ -48,10 +48,10 @@ fn ends_late_reader() -> bool {
     let (kernel, mut fx) = (kernel(), Effects::default());
     let _calls = late_reader(&kernel, &mut fx);
     let mut engine = Engine::default();
-    engine.due(&kernel, at(2_900), &OneServer, &mut fx);
+    engine.due(&kernel, at(2_900), &ONE_SERVER, &mut fx);
     let is_ended = !kernel.pending.lock().is_empty();
     // In the end it is one that stands still.
-    engine.due(&kernel, at(3_051), &OneServer, &mut fx);
+    engine.due(&kernel, at(3_051), &ONE_SERVER, &mut fx);
     assert!(!kernel.pending.lock().is_empty());
     is_ended
 }
@@ -72,10 +72,10 @@ fn gives_up_early() -> bool {
     let unread = Err(Fault::Unknown(Cause::text("no reply")));
     late.replied(&kernel, unread, at(0), at(1_000), &mut fx);
     let mut engine = Engine::default();
-    engine.due(&kernel, at(10_100), &OneServer, &mut fx);
+    engine.due(&kernel, at(10_100), &ONE_SERVER, &mut fx);
     let cell = waits.cell().expect("it is parked");
     let gave_up = cell.outcome.lock().is_some();
-    engine.due(&kernel, at(10_901), &OneServer, &mut fx);
+    engine.due(&kernel, at(10_901), &ONE_SERVER, &mut fx);
     assert!(cell.outcome.lock().is_some(), "nothing was answered since");
     gave_up
 }
@@ -108,7 +108,7 @@ fn refreshes(until: u64) -> Vec<u64> {
                 &mut fx,
             );
         }
-        if !engine.due(&kernel, at(ms), &OneServer, &mut fx).is_empty() {
+        if !engine.due(&kernel, at(ms), &ONE_SERVER, &mut fx).is_empty() {
             refreshed.push(ms);
         }
     }

@@ -25,7 +25,7 @@ use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::Primitive;
 use crate::protocol::refusal::RefusedName;
 use crate::protocol::rw_lock::RwLockKeys;
-use crate::sim::rules::{OneServer, SECOND, at, call, fault_of, kernel, lease_at_1, mutex};
+use crate::sim::rules::{ONE_SERVER, SECOND, at, call, fault_of, kernel, lease_at_1, mutex};
 use crate::token::FencingToken;
 
 /// Each time the engine runs, the lease that it was woken for is released already.
@@ -63,7 +63,7 @@ fn late_refusal_of_a_granted_command_undoes_nothing() {
     let mut fx = Effects::default();
     let mut waiting = call(&kernel, &lock, true, at(0));
     waiting.begin(&kernel, at(0), &mut fx);
-    let sent = engine.due(&kernel, at(0), &OneServer, &mut fx);
+    let sent = engine.due(&kernel, at(0), &ONE_SERVER, &mut fx);
     let [outgoing] = &*sent else {
         panic!("{sent:?}")
     };
@@ -86,7 +86,7 @@ fn late_refusal_of_a_granted_command_undoes_nothing() {
             outgoing.ticket,
             Ok(refused.clone()),
             times,
-            &OneServer,
+            &ONE_SERVER,
             fx,
         );
     };
@@ -111,10 +111,10 @@ fn engine_ends_the_release_of_a_stopped_thread() {
     call(&kernel, &lock, true, at(3)).begin(&kernel, at(3), &mut fx);
     assert!(
         engine
-            .due(&kernel, at(1_000), &OneServer, &mut fx)
+            .due(&kernel, at(1_000), &ONE_SERVER, &mut fx)
             .is_empty()
     );
-    let sent = engine.due(&kernel, at(1_100), &OneServer, &mut fx);
+    let sent = engine.due(&kernel, at(1_100), &ONE_SERVER, &mut fx);
     assert_eq!(
         sent.len(),
         2,
@@ -134,7 +134,7 @@ fn loss_that_its_holder_notices_first_ends_the_wait_for_it() {
     call(&kernel, &lock, true, at(2)).begin(&kernel, at(2), &mut fx);
     let operation = kernel.operate(&lease, token, Wanted::Renew, at(10_000), &mut fx);
     assert!(operation.is_none(), "the lease has ended");
-    let sent = engine.due(&kernel, at(10_000), &OneServer, &mut fx);
+    let sent = engine.due(&kernel, at(10_000), &ONE_SERVER, &mut fx);
     let acquires = sent.iter().filter(|it| it.command.acquires().is_some());
     assert_eq!(acquires.count(), 1, "{sent:?}");
 }
@@ -148,7 +148,7 @@ fn command_that_the_engine_has_ended_is_undone_behind_it_too() {
     let mut first = call(&kernel, &lock, false, at(0));
     first.begin(&kernel, at(0), &mut fx);
     let later = at(1_100);
-    engine.due(&kernel, later, &OneServer, &mut fx);
+    engine.due(&kernel, later, &ONE_SERVER, &mut fx);
     assert!(fx.undo.is_none());
     let unanswered = Err(Fault::Unknown(Cause::text("no reply")));
     first.replied(&kernel, unanswered, at(0), later, &mut fx);
@@ -225,7 +225,7 @@ fn refusal_by_what_was_undone_meanwhile_is_none() {
     let unknown = Err(Fault::Unknown(Cause::text("reset")));
     let step = once.replied(&kernel, unknown, at(0), at(1), &mut fx);
     assert!(matches!(step, Step::Send(..)));
-    for outgoing in engine.due(&kernel, at(2), &OneServer, &mut fx) {
+    for outgoing in engine.due(&kernel, at(2), &ONE_SERVER, &mut fx) {
         let removed = vec![0];
         let undone = Ok(Answer::Undone(Undone {
             removed,
@@ -236,7 +236,7 @@ fn refusal_by_what_was_undone_meanwhile_is_none() {
             outgoing.ticket,
             undone,
             [at(2), at(3)],
-            &OneServer,
+            &ONE_SERVER,
             &mut fx,
         );
     }
@@ -262,7 +262,7 @@ fn shutdown_repeats_a_release_without_a_reply() {
     kernel.begin_unlock(&lease, token, false, at(2), &mut fx);
     let lost = || Fault::Unknown(Cause::text("lost"));
     kernel.unlocked(&lease, Err(lost()), true, at(3), &mut fx);
-    let sent = engine.due(&kernel, at(3), &OneServer, &mut fx);
+    let sent = engine.due(&kernel, at(3), &ONE_SERVER, &mut fx);
     let [outgoing] = &*sent else {
         panic!("{sent:?}")
     };
@@ -272,13 +272,13 @@ fn shutdown_repeats_a_release_without_a_reply() {
         outgoing.ticket,
         Err(lost()),
         times,
-        &OneServer,
+        &ONE_SERVER,
         &mut fx,
     );
     kernel.close(at(5), &mut fx);
     kernel.await_releases(at(5), &mut fx);
     assert!(!kernel.end_engine(at(5)));
-    let sent = engine.due(&kernel, at(5), &OneServer, &mut fx);
+    let sent = engine.due(&kernel, at(5), &ONE_SERVER, &mut fx);
     let [outgoing] = &*sent else {
         panic!("{sent:?}")
     };
@@ -292,7 +292,7 @@ fn shutdown_repeats_a_release_without_a_reply() {
         outgoing.ticket,
         Ok(removed),
         times,
-        &OneServer,
+        &ONE_SERVER,
         &mut fx,
     );
     assert!(kernel.end_engine(at(6)));
@@ -316,7 +316,7 @@ fn second_release_of_an_id_lasts_for_its_own_time() {
         }
     }
     pending.take_due(at(6_000));
-    assert!(pending.has(id.as_str().as_bytes()));
+    assert!(pending.has_at(0, id.as_str().as_bytes()));
 }
 
 fn set() -> Arc<dyn Primitive> {
@@ -386,7 +386,7 @@ fn undo_of_a_set_makes_calls_for_each_of_its_names_ask() {
     kernel
         .at(at(0), &mut fx)
         .with_pending(|pending, _| pending.push(release, at(0)));
-    let undo = engine.due(&kernel, at(0), &OneServer, &mut fx);
+    let undo = engine.due(&kernel, at(0), &ONE_SERVER, &mut fx);
     let locks = ["a", "b"].map(|name| CohortKeys::of(Keys::new(name.into(), "lock:", "r:")));
     let mut calls = [&locks[0], &locks[1], &set()].map(|lock| call(&kernel, lock, true, at(1)));
     for call in &mut calls {
@@ -399,11 +399,11 @@ fn undo_of_a_set_makes_calls_for_each_of_its_names_ask() {
         remaining: Some(SECOND),
         detail: None,
     });
-    for asked in engine.due(&kernel, at(1), &OneServer, &mut fx) {
+    for asked in engine.due(&kernel, at(1), &ONE_SERVER, &mut fx) {
         let (end, times) = (Ok(refused.clone()), [at(1), at(2)]);
-        engine.ended(&kernel, asked.ticket, end, times, &OneServer, &mut fx);
+        engine.ended(&kernel, asked.ticket, end, times, &ONE_SERVER, &mut fx);
     }
-    assert_eq!(engine.due(&kernel, at(2), &OneServer, &mut fx).len(), 0);
+    assert_eq!(engine.due(&kernel, at(2), &ONE_SERVER, &mut fx).len(), 0);
     let undone = Answer::Undone(Undone {
         removed: vec![0],
         other: None,
@@ -414,10 +414,10 @@ fn undo_of_a_set_makes_calls_for_each_of_its_names_ask() {
         undo[0].ticket,
         Ok(undone),
         times,
-        &OneServer,
+        &ONE_SERVER,
         &mut fx,
     );
-    assert_eq!(engine.due(&kernel, at(3), &OneServer, &mut fx).len(), 3);
+    assert_eq!(engine.due(&kernel, at(3), &ONE_SERVER, &mut fx).len(), 3);
 }
 
 /// Readers have no names in a refusal: one of them may be a reader that this client has left.

@@ -21,7 +21,7 @@ use crate::protocol::primitive::Primitive;
 use crate::protocol::refusal::RefusedName;
 use crate::protocol::rw_lock::RwLockKeys;
 use crate::protocol::semaphore::SemaphoreKeys;
-use crate::sim::rules::{OneServer, SECOND, at, call, kernel, mutex};
+use crate::sim::rules::{ONE_SERVER, SECOND, at, call, kernel, mutex};
 use crate::token::FencingToken;
 use crate::wait_policy::{Backoff, WaitPolicy};
 
@@ -146,7 +146,7 @@ fn lease_ends_during_a_pause() {
     let unlock = kernel.begin_unlock(&lease, token, false, at(10), &mut fx);
     assert!(matches!(unlock, Unlock::Send(_)));
     kernel.unlocked(&lease, Ok(Answer::Ours), false, at(11), &mut fx);
-    let sent = Engine::default().due(&kernel, at(11), &OneServer, &mut fx);
+    let sent = Engine::default().due(&kernel, at(11), &ONE_SERVER, &mut fx);
     assert_eq!(sent.len(), 1, "it asks at once");
 }
 

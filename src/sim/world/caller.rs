@@ -3,7 +3,7 @@
 use super::show::{shown, shown_end, unknown};
 use super::{
     Acquiring, Actor, Arc, CallTerms, Cause, Checked, Command, Effects, Failure, Family, MS,
-    Outcome, Release, State, Step, Time, Todo, Unlock, World, fault,
+    Outcome, Release, State, Step, Then, Time, Todo, Unlock, World, fault,
 };
 
 use crate::clock::Instant;
@@ -73,17 +73,16 @@ impl World {
         }
         caller.again = None;
         let (old, command) = (caller.conn, caller.last.clone());
-        let n = match old.filter(|n| self.conns[*n].node == to.node) {
+        let n = match old.filter(|n| self.conns[*n].peer == to.peer) {
             Some(n) => n,
             None => {
                 old.into_iter().for_each(|n| self.close(n));
-                self.connect(client, Actor::Caller(thread))
+                self.connect(client, Actor::Caller(thread), to.peer)
             }
         };
-        self.conns[n].node = to.node;
         self.clients[client].callers[thread].conn = Some(n);
         let command = command.expect("it was redirected");
-        let up = self.up(client, command, true).again(to);
+        let up = self.up(n, command, true).again(to);
         self.send(n, up);
         self.timer(client, Actor::Caller(thread), by);
         true
@@ -96,38 +95,46 @@ impl World {
             token,
             cell,
             by,
-            unlocks,
+            then,
         } = state
         else {
             unreachable!("called for it");
         };
-        if self.now < by && cell.result.lock().is_none() {
+        let result = cell.result.lock().clone();
+        if self.now < by && result.is_none() {
             let caller = &mut self.clients[client].callers[thread];
             caller.state = State::Operating {
                 lease,
                 token,
                 cell,
                 by,
-                unlocks,
+                then,
             };
             self.timer(client, actor, by);
             return Ok(());
         }
-        let renewed = matches!(*cell.result.lock(), Some(Ok(())));
         lease.cancel(&cell);
-        if unlocks && !lease.is_open() {
-            self.note_own_end(client, &*lease.lock);
-        }
-        if unlocks {
-            self.unlock(client, thread, lease, token, renewed)
-        } else {
-            let rng = &mut self.clients[client].callers[thread].rng;
-            let more = match self.plan.family {
-                Family::ShortTtl => rng.range(100, 600 * MS),
-                _ => 100,
-            };
-            let until = self.now + more;
-            self.holding(client, thread, lease, token, until)
+        match then {
+            Then::Unlocks => {
+                if !lease.is_open() {
+                    self.note_own_end(client, &*lease.lock);
+                }
+                self.unlock(client, thread, lease, token, matches!(result, Some(Ok(()))))
+            }
+            Then::Leaves => {
+                self.say(|| format!("c{client}.{thread} has released: {result:?}"));
+                self.leaves(client, thread, &lease);
+                Ok(())
+            }
+            Then::Holds => {
+                let rng = &mut self.clients[client].callers[thread].rng;
+                let more = match self.plan.family {
+                    Family::ShortTtl => rng.range(100, 600 * MS),
+                    _ => 100,
+                };
+                let until = self.now + more;
+                self.holding(client, thread, lease, token, until)
+            }
         }
     }
 
@@ -246,6 +253,9 @@ impl World {
             unreachable!("set by `decided`");
         };
         match step {
+            Step::Send(..) if self.plan.is_quorum() => {
+                unreachable!("the engine sends over a quorum")
+            }
             Step::Send(command, until) => {
                 let by = self.clocks[client].time_of(until);
                 if now < by {
@@ -289,12 +299,16 @@ impl World {
         } else {
             0
         };
+        let longest = match self.plan.is_quorum() {
+            true => (self.plan.ttl * 5 / 2).min(2_500 * MS),
+            false => 2_500 * MS,
+        };
         let time = match rng.below(10 - long) + long {
             _ if self.plan.family == Family::Crowd => rng.range(10, 3 * MS),
             0..=5 => rng.range(10, 3 * MS),
             6..=8 => rng.range(MS, 60 * MS),
             _ if self.plan.family == Family::Clocks => rng.range(10 * MS, 6_000 * MS),
-            _ => rng.range(10 * MS, 2_500 * MS),
+            _ => rng.range(10 * MS, longest),
         };
         let until = self.now + time;
         self.clients[client].callers[thread].state = State::Holding {
@@ -305,12 +319,15 @@ impl World {
     }
 
     pub(super) fn write(&mut self, client: usize, thread: usize, command: Command) {
-        let conn = self.clients[client].callers[thread].conn;
-        let n = conn.unwrap_or_else(|| self.connect(client, Actor::Caller(thread)));
+        let (conn, node) = {
+            let it = &self.clients[client];
+            (it.callers[thread].conn, it.node)
+        };
+        let n = conn.unwrap_or_else(|| self.connect(client, Actor::Caller(thread), node));
         let caller = &mut self.clients[client].callers[thread];
         (caller.conn, caller.mail, caller.again) = (Some(n), None, None);
         caller.last = Some(command.clone());
-        let up = self.up(client, command, true);
+        let up = self.up(n, command, true);
         self.send(n, up);
     }
 
@@ -343,7 +360,7 @@ impl World {
             None => Err(unknown()),
         };
         let names = &call.call().wants.lock.keys().names;
-        self.note_refusal(client, (names, call.call().asks_as()), &end, sent);
+        self.note_reply(client, 0, (names, call.call().asks_as()), &end, sent);
         let is_error = end.is_err();
         if let Some(id) = call.call().asks_as().filter(|_| end.is_ok()) {
             self.ran_twice.remove(id);

@@ -12,7 +12,7 @@ impl World {
         if let (Some(undo), Some(thread)) = (fx.undo, thread)
             && let Some(n) = self.clients[client].callers[thread].conn
         {
-            let up = self.up(client, undo, false);
+            let up = self.up(n, undo, false);
             self.send(n, up);
         }
         for cell in fx.wake.iter() {
@@ -38,22 +38,23 @@ impl World {
         if fx.engine_by.is_some() {
             self.soon(client, Actor::Engine);
         }
-        let mut wakes_sub = false;
-        let sub = &mut self.clients[client].sub;
+        let wakes_sub = !fx.listen.is_empty();
+        let it = &mut self.clients[client];
         for (lock, change) in fx.listen {
             let key = lock.keys().key(0);
-            let newest = (sub.wanted.get(key.channel)).map_or(0, |it| it.1);
+            let newest = (it.wanted.get(key.channel)).map_or(0, |it| it.1);
             let wanted = (key.name.clone(), newest.max(change));
-            sub.wanted.insert(key.channel.to_vec(), wanted);
-            if let Some(Some(_)) = sub.asked.get(key.channel) {
-                // Its messages arrive already, for an entry that has ended.
-                sub.mail
-                    .push_back(Down::Subscribed(Some(key.channel.to_vec())));
+            it.wanted.insert(key.channel.to_vec(), wanted);
+            for (server, sub) in it.subs.iter().enumerate() {
+                if let Some(Some(_)) = sub.asked.get(key.channel) {
+                    // Its messages arrive already, for an entry that has ended.
+                    let down = Down::Subscribed(Some(key.channel.to_vec()));
+                    it.sub_mail.push_back((server, down));
+                }
             }
-            wakes_sub = true;
         }
         for (name, change) in fx.unlisten {
-            sub.wanted.retain(|_, it| it.0 != name || it.1 > change);
+            it.wanted.retain(|_, it| it.0 != name || it.1 > change);
         }
         if wakes_sub {
             self.soon(client, Actor::Sub);

@@ -1,27 +1,14 @@
-//! The faults of a plan: what they do to the server, its connections and the clients.
+//! The faults of a plan: what they do to the servers, their connections and the clients.
 
-use super::{Actor, Arc, Checked, Copy, Effects, Fault, GOES_ON, NEVER, Time, World};
+use super::{Actor, Arc, Checked, Effects, Event, GOES_ON, NEVER, ServerNo, Time, World};
+use crate::sim::plan::{Fault, ServerFault};
+use crate::sim::server::Copy;
 
 impl World {
     pub(super) fn fault(&mut self, n: usize) -> Checked {
         let fault = self.plan.faults[n].1.clone();
         self.say(|| format!("FAULT {fault:?}"));
         match fault {
-            Fault::Cut(client, actor, is_silent) => {
-                if let Some(n) = self.conn_of(client, actor) {
-                    self.cut(n, is_silent);
-                }
-            }
-            Fault::Slow(client, actor, by) => {
-                if let Some(n) = self.conn_of(client, actor) {
-                    self.conns[n].slow = by;
-                }
-            }
-            Fault::Twice(client, actor) => {
-                if let Some(n) = self.conn_of(client, actor) {
-                    self.conns[n].runs_twice = true;
-                }
-            }
             Fault::Stop(client, actor, time) => {
                 let until = self.now + time;
                 let stopped = self.clients[client].stopped.entry(actor).or_default();
@@ -33,18 +20,6 @@ impl World {
                 self.suspend(client, time);
             }
             Fault::Pause(..) => {}
-            Fault::Ahead(time) => {
-                self.over.extend(self.server.ids());
-                let leases = self.leases.iter();
-                let held = leases.map(|it| it.lease.id.as_str().to_owned());
-                self.over.extend(held);
-                self.server_ahead += time as i64;
-            }
-            Fault::Back(time) => {
-                // By the clients' clocks, these keys last longer.
-                self.outlasts.extend(self.server.ids());
-                self.server_ahead -= time as i64;
-            }
             Fault::Kill(client) => self.kill(client),
             Fault::Cancel(client, thread) => {
                 self.clients[client].callers[thread].is_cancelled = true;
@@ -63,35 +38,98 @@ impl World {
                     self.effects(client, None, fx);
                 }
             }
-            Fault::Errors(time) => self.errors_until = self.errors_until.max(self.now + time),
-            Fault::Stall(time) => self.stalled_until = self.stalled_until.max(self.now + time),
             Fault::StopNext(client, actor, time) => {
                 self.clients[client].stop_next.insert(actor, time);
             }
             Fault::LoseMessages(client, time) => {
                 self.clients[client].loses_until = self.now + time;
             }
-            Fault::Move(time) => {
-                self.moves_until = self.moves_until.max(self.now + time);
-            }
-            Fault::Reject(why, time) => self.rejects.push((why, self.now + time)),
-            Fault::Foreign(name, time) => self.take_foreign(name, time),
-            Fault::Delete(name) => {
-                let now = self.server_now();
-                let ids = self.server.delete(&format!("n{name}"), now);
-                self.over.extend(ids);
-            }
-            Fault::Link(..) | Fault::Server(..) => unreachable!("of a quorum"),
-            Fault::Snapshot => self.snapshot = Some(self.server.copy()),
-            Fault::Failover | Fault::RestartEmpty => {
-                let copy = self
-                    .snapshot
-                    .take()
-                    .filter(|_| matches!(fault, Fault::Failover));
-                self.fail_over(copy.unwrap_or_default())?;
-            }
+            Fault::Server(server, fault) => self.server_fault(server, fault)?,
         }
         Ok(())
+    }
+
+    fn server_fault(&mut self, server: ServerNo, fault: ServerFault) -> Checked {
+        let now = self.now;
+        match fault {
+            ServerFault::Cut(client, actor, is_silent) => {
+                if let Some(n) = self.conn_of(client, actor, server) {
+                    self.cut(n, is_silent);
+                }
+            }
+            ServerFault::Slow(client, actor, by) => {
+                if let Some(n) = self.conn_of(client, actor, server) {
+                    self.conns[n].slow = by;
+                }
+            }
+            ServerFault::Twice(client, actor) => {
+                if let Some(n) = self.conn_of(client, actor, server) {
+                    self.conns[n].runs_twice = true;
+                }
+            }
+            ServerFault::Foreign(name, time) => self.take_foreign(server, name, time),
+            ServerFault::Delete(name) => {
+                let ids = self.servers[server].delete(&format!("n{name}"), now);
+                self.over.extend(ids);
+            }
+            ServerFault::Ahead(time) => {
+                self.over.extend(self.servers[server].ids());
+                let leases = self.leases.iter();
+                let held = leases.map(|it| it.lease.id.as_str().to_owned());
+                self.over.extend(held);
+                self.servers[server].ahead += time as i64;
+            }
+            ServerFault::Back(time) => {
+                // By the clients' clocks, these keys last longer.
+                self.outlasts.extend(self.servers[server].ids());
+                self.servers[server].ahead -= time as i64;
+            }
+            ServerFault::Hang(time) => self.takes_down(server, time),
+            ServerFault::RestartEmpty => {
+                self.servers[server].restore(Copy::default(), now);
+                self.servers[server].is_emptied = true;
+                self.lost_tokens = true;
+                self.takes_down(server, self.plan.ttl * 4);
+            }
+            ServerFault::Forget => self.fail_over(server, None)?,
+            ServerFault::Failover => {
+                let copy = self.servers[server].snapshot.take();
+                self.fail_over(server, copy)?;
+            }
+            of_server => self.servers[server].fails(of_server, now),
+        }
+        Ok(())
+    }
+
+    /// A server answers nothing for a time, and then loses its connections.
+    fn takes_down(&mut self, server: ServerNo, time: Time) {
+        let it = &mut self.servers[server];
+        it.down_until = it.down_until.max(self.now + time);
+        let back = it.down_until;
+        self.event(back, Event::Back(server));
+    }
+
+    /// A server serves again; its connections are gone, and nothing that was under way runs.
+    pub(super) fn back(&mut self, server: ServerNo) {
+        if self.now < self.servers[server].down_until {
+            return;
+        }
+        for n in 0..self.conns.len() {
+            let is_its = self.server_of(self.conns[n].peer) == server;
+            let conn = &mut self.conns[n];
+            if is_its && conn.at_server {
+                conn.up.clear();
+                conn.at_server = false;
+                conn.is_cut = true;
+                self.event(self.now + 100, Event::Closed(n));
+            }
+        }
+        let it = &mut self.servers[server];
+        for client in 0..self.clients.len() {
+            it.unsubscribe(client);
+        }
+        it.forget_scripts();
+        (it.down_until, it.is_emptied) = (0, false);
     }
 
     /// The machine stands still, and its sleeps last longer by that.
@@ -120,11 +158,10 @@ impl World {
         it.was_suspended = true;
     }
 
-    fn take_foreign(&mut self, name: u64, time: Time) {
+    fn take_foreign(&mut self, server: ServerNo, name: u64, time: Time) {
         self.foreign += 1;
         let (name, holder) = (format!("n{name}"), format!("foreign{}", self.foreign));
-        let now = self.server_now();
-        self.server.take_foreign(&name, &holder, time, now);
+        self.servers[server].take_foreign(&name, &holder, time, self.now);
     }
 
     pub(super) fn kill(&mut self, client: usize) {
@@ -137,17 +174,24 @@ impl World {
         }
     }
 
-    pub(super) fn fail_over(&mut self, copy: Copy) -> Checked {
-        let now = self.server_now();
-        self.server.restore(copy, now);
-        self.lost_data = true;
+    /// Another server takes the place of this one, with a copy of its data, or none.
+    fn fail_over(&mut self, server: ServerNo, copy: Option<Copy>) -> Checked {
+        self.has_old_data |= copy.is_some();
+        let it = &mut self.servers[server];
+        it.restore(copy.unwrap_or_default(), self.now);
+        (self.lost_leases, self.lost_tokens) = (true, true);
+        if self.plan.is_quorum() {
+            it.forget_scripts();
+        }
         for n in 0..self.conns.len() {
-            if self.conns[n].at_client && self.conns[n].at_server {
+            let is_its = self.server_of(self.conns[n].peer) == server;
+            if is_its && self.conns[n].at_client && self.conns[n].at_server {
                 self.cut(n, false);
             }
         }
+        // A quorum's server has no other one, to which its clients could move.
         for client in 0..self.clients.len() {
-            if self.clients[client].is_alive {
+            if self.clients[client].is_alive && !self.plan.is_quorum() {
                 let mut fx = Effects::default();
                 let kernel = Arc::clone(&self.clients[client].kernel);
                 kernel.moved(&|_| true, self.clocks[client].at(self.now), &mut fx);

@@ -3,8 +3,10 @@
 use super::show::unknown;
 use super::{
     Actor, Arc, COMMAND_TIMEOUT, Checked, Command, Duration, Effects, Family, FencingToken,
-    HeldLease, Kind, MS, Primitive, Release, State, Time, Todo, Unlock, Unlocked, Wanted, World,
+    HeldLease, Kind, MS, Primitive, Release, State, Then, Time, Todo, Unlock, Unlocked, Wanted,
+    World,
 };
+use crate::kernel::lease::LeaseStatus;
 use crate::kernel::release_tries::{NextTry, ReleaseTries};
 use crate::lost::Lost;
 
@@ -28,15 +30,22 @@ impl World {
             return Ok(());
         }
         let ttl = self.plan.ttl;
-        let is_short = self.plan.family == Family::ShortTtl;
+        let is_quorum = self.plan.is_quorum();
+        let (changes, of) = match self.plan.family {
+            Family::ShortTtl => (1, 10),
+            _ if is_quorum => (2, 20),
+            _ => (1, 30),
+        };
+        // In tenths of the ttl.
+        let (shortest, longest) = if is_quorum { (3, 20) } else { (5, 15) };
         let writer = self.readers_side(client, &lease.renewed_as());
         let rng = &mut self.clients[client].callers[thread].rng;
-        let what = match rng.below(if is_short { 10 } else { 30 }) {
-            0 => Wanted::Renew,
-            1 => Wanted::SetTtl(Duration::from_millis(
-                (ttl / MS * rng.range(5, 15) / 10).max(20),
+        let what = match (rng.below(of), writer) {
+            (0, _) => Wanted::Renew,
+            (n, _) if n <= changes => Wanted::SetTtl(Duration::from_millis(
+                (ttl / MS * rng.range(shortest, longest) / 10).max(20),
             )),
-            2..=5 if writer.is_some() => Wanted::Downgrade(writer.expect("just checked")),
+            (2..=5, Some(writer)) => Wanted::Downgrade(writer),
             _ => return self.unlock(client, thread, lease, token, false),
         };
         self.say(|| format!("c{client}.{thread} wants {what:?}"));
@@ -59,7 +68,7 @@ impl World {
                 token,
                 cell,
                 by,
-                unlocks: false,
+                then: Then::Holds,
             },
             None => State::Holding {
                 lease,
@@ -135,10 +144,9 @@ impl World {
                     token,
                     cell,
                     by,
-                    unlocks: true,
+                    then: Then::Unlocks,
                 };
             }
-            // Afterwards, the holding is over.
             Unlock::Wait(cell) => {
                 let by = self.now + COMMAND_TIMEOUT;
                 caller.state = State::Operating {
@@ -146,8 +154,14 @@ impl World {
                     token,
                     cell,
                     by,
-                    unlocks: true,
+                    then: Then::Leaves,
                 };
+                if self.plan.is_quorum() {
+                    self.stop_if_due(client, Actor::Caller(thread));
+                }
+            }
+            Unlock::Send(_) if self.plan.is_quorum() => {
+                unreachable!("the engine releases over a quorum")
             }
             Unlock::Send(command) => {
                 let release = self.release(client, lease, command);
@@ -157,6 +171,21 @@ impl World {
         }
         self.go_on(client, Actor::Caller(thread));
         Ok(())
+    }
+
+    /// The engine has released a lease, or its holder waits no longer for that.
+    pub(super) fn leaves(&mut self, client: usize, thread: usize, lease: &Arc<HeldLease>) {
+        let mut fx = Effects::default();
+        let status = lease.status(self.clocks[client].at(self.now), &mut fx);
+        let is_lost = matches!(status, LeaseStatus::Lost(_));
+        self.report.lost += u64::from(is_lost);
+        if !lease.is_open() && !is_lost {
+            self.note_own_end(client, &*lease.lock);
+        }
+        let caller = &mut self.clients[client].callers[thread];
+        caller.todo.push_back(Todo::Effects(fx));
+        self.idle(client, thread);
+        self.go_on(client, Actor::Caller(thread));
     }
 
     /// A release that is sent at once.

@@ -2,17 +2,23 @@
 
 use super::show::{not_replicated, rejected, shown_answer, shown_command, unknown};
 use super::{
-    Actor, Again, Answer, Cause, Checked, Command, Conn, Down, Event, Family, GOES_ON, MS, Mail,
-    Time, Up, VecDeque, Why, World, fault,
+    Actor, Again, Cause, Checked, Command, Conn, Down, Event, Family, GOES_ON, MS, Mail, Peer,
+    ServerNo, Time, Up, VecDeque, World, fault,
 };
 use crate::kernel::command::{Attempt, What};
+use crate::protocol::answer::Answer;
 use crate::protocol::primitive::Reached;
+use crate::sim::plan::Why;
+
+/// The latest that what was sent on a connection arrives after its cut: a command without a reply
+/// runs within five seconds, or never.
+const ARRIVES_WITHIN: Time = 3_000 * MS;
 
 impl World {
-    pub(super) fn connect(&mut self, client: usize, actor: Actor) -> usize {
+    pub(super) fn connect(&mut self, client: usize, actor: Actor, peer: Peer) -> usize {
         self.conns.push(Conn {
             client,
-            node: self.clients[client].node,
+            peer,
             actor,
             up: VecDeque::new(),
             down: VecDeque::new(),
@@ -38,10 +44,11 @@ impl World {
         self.net.range(40, 200)
     }
 
-    pub(super) fn up(&self, client: usize, command: Command, replies: bool) -> Up {
+    /// Returns a command as it is sent on this connection.
+    pub(super) fn up(&self, n: usize, command: Command, replies: bool) -> Up {
         Up::Command {
             command,
-            mark: self.mark(client),
+            mark: self.mark(n),
             replies,
             has_source: false,
             is_asking: false,
@@ -89,12 +96,22 @@ impl World {
             let noticed = self.now + self.net.range(50, 2_000);
             self.event(noticed.max(last_down), Event::Closed(n));
         }
-        let late = if self.net.chance(300) {
+        let share = if self.plan.is_quorum() { 400 } else { 300 };
+        let late = if self.net.chance(share) {
             self.net.below(3_000 * MS)
         } else {
             500
         };
-        self.event(last_up.max(self.now) + late, Event::ServerClosed(n));
+        let mut closes_at = last_up.max(self.now) + late;
+        if self.plan.is_quorum() {
+            // What is under way arrives that much later.
+            let latest = self.now + ARRIVES_WITHIN;
+            for (at, _) in &mut self.conns[n].up {
+                *at = (*at).max(latest.min(*at + late));
+                closes_at = closes_at.max(*at + 500);
+            }
+        }
+        self.event(closes_at, Event::ServerClosed(n));
     }
 
     /// The client closes a connection: the server still runs what it has sent.
@@ -113,8 +130,9 @@ impl World {
         slow.map(|it| it.slow = 0).count() > 0
     }
 
-    pub(super) fn mark(&self, client: usize) -> Reached {
-        if self.clients[client].sub.was_live {
+    fn mark(&self, n: usize) -> Reached {
+        let server = self.server_of(self.conns[n].peer);
+        if self.clients[self.conns[n].client].subs[server].was_live {
             Reached::WhileListening
         } else {
             Reached::Soon
@@ -167,12 +185,26 @@ impl World {
                 Ok(())
             }
             Event::Fault(n) => self.fault(n),
+            Event::Back(server) => {
+                self.back(server);
+                Ok(())
+            }
         }
     }
 
     pub(super) fn arrived_at_server(&mut self, n: usize) {
-        if self.now < self.stalled_until {
-            self.event(self.stalled_until, Event::Up(n));
+        let server = self.server_of(self.conns[n].peer);
+        let stands_until = self.servers[server].stands_until(self.now);
+        if self.now < stands_until {
+            self.event(stands_until, Event::Up(n));
+            return;
+        }
+        // What was under way when its connection was cut arrives later.
+        if let Some((at, _)) = self.conns[n].up.front()
+            && *at > self.now
+        {
+            let at = *at;
+            self.event(at, Event::Up(n));
             return;
         }
         let Some((_, up)) = self.conns[n]
@@ -183,127 +215,150 @@ impl World {
             return;
         };
         let client = self.conns[n].client;
-        if let Up::Command { command, mark, .. } = &up
-            && std::mem::take(&mut self.conns[n].runs_twice)
-        {
-            let now = self.server_now();
-            self.server.run(client, command, *mark, now);
+        let up = match self.runs_twice(n, server, up) {
+            Some(up) => up,
+            None => return,
+        };
+        match up {
+            Up::Hello => self.send_down(n, Down::Hello),
+            Up::Subscribe(channel) => {
+                self.servers[server].subscribe(client, channel.as_deref());
+                self.send_down(n, Down::Subscribed(channel));
+            }
+            up => self.runs(n, server, up),
+        }
+        self.deliver_messages(server);
+    }
+
+    /// A proxy runs a command twice: returns it unless the second time is later.
+    fn runs_twice(&mut self, n: usize, server: ServerNo, up: Up) -> Option<Up> {
+        let Up::Command {
+            command,
+            mark,
+            has_source,
+            ..
+        } = &up
+        else {
+            return Some(up);
+        };
+        // A copy that runs after the answer NOSCRIPT would be a second fault.
+        let may_run = *has_source || self.servers[server].knows_script(command);
+        if !may_run || !std::mem::take(&mut self.conns[n].runs_twice) {
+            return Some(up);
+        }
+        let client = self.conns[n].client;
+        self.servers[server].run(client, command, *mark, self.now);
+        self.say(|| format!("  s{server}: runs it twice: {}", shown_command(command)));
+        let again = if self.plan.is_quorum() {
+            // At once: no undo runs in between.
+            self.now
+        } else {
             if let Some(id) = command.acquires() {
                 self.ran_twice.insert(id.as_str().to_owned());
             }
-            self.say(|| format!("  server: runs it twice: {}", shown_command(command)));
-            let again = self.now + self.net.range(100, 100 * MS);
-            self.conns[n].up.push_front((again, up));
-            self.event(again, Event::Up(n));
-            self.deliver_messages();
+            self.now + self.net.range(100, 100 * MS)
+        };
+        self.conns[n].up.push_front((self.now, up));
+        self.event(again, Event::Up(n));
+        self.deliver_messages(server);
+        None
+    }
+
+    /// A server runs a command, or refuses it.
+    fn runs(&mut self, n: usize, server: ServerNo, up: Up) {
+        let client = self.conns[n].client;
+        let Up::Command {
+            command,
+            mark,
+            replies,
+            has_source,
+            is_asking,
+        } = up
+        else {
+            unreachable!("called for a command");
+        };
+        let rejected = (self.redirects(n, is_asking))
+            .or_else(|| self.rejects_unrun(n, server, &command, has_source));
+        let has_errors = self.now < self.servers[server].errors_until;
+        if let Some(down) = Some(Down::Error).filter(|_| has_errors).or(rejected) {
+            self.say(|| format!("  s{server}: {} -> {down:?}", shown_command(&command)));
+            if replies {
+                self.send_down(n, down);
+            }
             return;
         }
-        let rejected = match &up {
-            Up::Command {
-                command,
-                has_source,
-                is_asking,
-                ..
-            } => (self.redirects(n, *is_asking))
-                .or_else(|| self.rejects_unrun(n, command, *has_source)),
-            Up::Subscribe(_) => None,
-        };
-        match up {
-            Up::Command { replies, .. } if self.now < self.errors_until => {
-                if replies {
-                    self.send_down(n, Down::Error);
-                }
-            }
-            Up::Command {
-                command, replies, ..
-            } if rejected.is_some() => {
-                self.say(|| format!("  server: {} -> {rejected:?}", shown_command(&command)));
-                if let Some(down) = rejected.filter(|_| replies) {
-                    self.send_down(n, down);
-                }
-            }
-            Up::Command {
-                command,
-                mark,
-                replies,
-                ..
-            } => {
-                let now = self.server_now();
-                let answer = self.server.run(client, &command, mark, now);
-                self.say(|| {
-                    format!(
-                        "  server: {} -> {}",
-                        shown_command(&command),
-                        shown_answer(&answer)
-                    )
-                });
-                let has_replicas = command.replicas.is_some();
-                if replies && self.rejects_half(&command, &answer) {
-                    self.send_down(n, Down::Rejected);
-                } else if replies && has_replicas && self.plan.has_faults() && self.net.chance(100)
-                {
-                    self.send_down(n, Down::NotReplicated);
-                } else if replies {
-                    self.send_down(n, Down::Reply(answer));
-                }
-            }
-            Up::Subscribe(channel) => {
-                self.server.subscribe(client, channel.as_deref());
-                self.send_down(n, Down::Subscribed(channel));
-            }
+        let it = &mut self.servers[server];
+        it.learn_script(&command);
+        let answer = it.run(client, &command, mark, self.now);
+        self.say(|| {
+            let (command, answer) = (shown_command(&command), shown_answer(&answer));
+            format!("  s{server}: {command} -> {answer}")
+        });
+        let has_replicas = command.replicas.is_some();
+        if replies && self.rejects_half(server, &command, &answer) {
+            self.send_down(n, Down::Rejected);
+        } else if replies && has_replicas && self.plan.has_faults() && self.net.chance(100) {
+            self.send_down(n, Down::NotReplicated);
+        } else if replies {
+            self.send_down(n, Down::Reply(answer));
         }
-        self.deliver_messages();
     }
 
     /// Returns the redirect of a command by a node that does not have the keys, or not for long.
     fn redirects(&mut self, n: usize, is_asking: bool) -> Option<Down> {
-        if (1..=self.now).contains(&self.moves_until) {
-            (self.owner, self.moves_until) = (1 - self.owner, 0);
+        if self.plan.is_quorum() {
+            return None;
         }
-        let node = self.conns[n].node;
-        let is_moving = self.moves_until > 0;
-        let again = |node, is_asking, pause| {
+        let (node, cluster) = (self.conns[n].peer, &mut self.servers[0]);
+        if (1..=self.now).contains(&cluster.moves_until) {
+            (cluster.owner, cluster.moves_until) = (1 - cluster.owner, 0);
+        }
+        let (owner, is_moving) = (cluster.owner, cluster.moves_until > 0);
+        let again = |peer, is_asking, pause| {
             Some(Down::Again(Again {
-                node,
+                peer,
                 is_asking,
                 is_redirect: true,
                 pause,
             }))
         };
-        match node == self.owner {
+        match node == owner {
             true if is_moving && self.net.chance(300) => again(1 - node, true, 0),
             // Half of the keys are at the other node.
             true if is_moving && self.net.chance(400) => again(node, false, 10 * MS),
             true => None,
             false if is_moving && is_asking => None,
-            false => again(self.owner, false, 0),
+            false => again(owner, false, 0),
         }
     }
 
-    fn rejects(&self, why: Why) -> bool {
-        let mut rejects = self.rejects.iter();
-        rejects.any(|(it, until)| *it == why && self.now < *until)
-    }
-
     /// Returns the error reply to a command that does not run, if there is one.
-    fn rejects_unrun(&self, n: usize, command: &Command, has_source: bool) -> Option<Down> {
-        let is_full = self.rejects(Why::Full) && command.acquires().is_some();
-        if is_full || self.rejects(Why::NoRight) {
+    fn rejects_unrun(
+        &self,
+        n: usize,
+        server: ServerNo,
+        command: &Command,
+        has_source: bool,
+    ) -> Option<Down> {
+        let it = &self.servers[server];
+        let is_full = it.rejects(Why::Full, self.now) && command.acquires().is_some();
+        if is_full || it.rejects(Why::NoRight, self.now) {
             return Some(Down::Rejected);
         }
         // A thread of the program sends its command again by itself.
         let is_engine = self.conns[n].actor == Actor::Engine && !has_source;
         let again = Again {
-            node: self.conns[n].node,
+            peer: self.conns[n].peer,
             is_asking: false,
             is_redirect: false,
             pause: 0,
         };
-        (is_engine && self.rejects(Why::NoScript)).then_some(Down::Again(again))
+        let is_unknown = it.rejects(Why::NoScript, self.now) || !it.knows_script(command);
+        (is_engine && is_unknown).then_some(Down::Again(again))
     }
 
     /// Returns whether a script fails after it has made a place, or granted others.
-    fn rejects_half(&self, command: &Command, answer: &Answer) -> bool {
+    fn rejects_half(&self, server: ServerNo, command: &Command, answer: &Answer) -> bool {
         let has_place = match &command.what {
             What::Acquire { attempt, .. } => {
                 matches!((attempt, answer), (Attempt::Enter(_), Answer::Refused(_)))
@@ -311,11 +366,11 @@ impl World {
             What::Refresh { .. } => true,
             _ => false,
         };
-        has_place && self.rejects(Why::Half)
+        has_place && self.servers[server].rejects(Why::Half, self.now)
     }
 
-    pub(super) fn deliver_messages(&mut self) {
-        for (client, message) in self.server.take_messages() {
+    pub(super) fn deliver_messages(&mut self, server: ServerNo) {
+        for (client, message) in self.servers[server].take_messages() {
             let is_lost = self.plan.family == Family::ShortTtl && self.net.chance(30);
             if is_lost || self.now < self.clients[client].loses_until {
                 continue;
@@ -323,7 +378,8 @@ impl World {
             let mut conns = (0..self.conns.len()).rev();
             let of_sub = |n: &usize| {
                 let conn = &self.conns[*n];
-                conn.client == client && conn.actor == Actor::Sub && conn.at_server
+                let is_live = conn.actor == Actor::Sub && conn.at_server;
+                is_live && conn.client == client && self.server_of(conn.peer) == server
             };
             if let Some(n) = conns.find(of_sub) {
                 self.send_down(n, Down::Message(message));
@@ -361,6 +417,7 @@ impl World {
                         self.note_redirect(client, n, again);
                         Mail::Again(again)
                     }
+                    Down::Hello => Mail::Hello,
                     Down::Message(_) | Down::Subscribed(_) => unreachable!("{down:?}"),
                 };
                 let mut pipes = self.clients[client].pipes.iter_mut();
@@ -374,7 +431,10 @@ impl World {
             (Actor::Caller(thread), Down::Reply(answer)) => {
                 self.clients[client].callers[thread].mail = Some(Ok(answer));
             }
-            (Actor::Sub, down) => self.clients[client].sub.mail.push_back(down),
+            (Actor::Sub, down) => {
+                let server = self.server_of(self.conns[n].peer);
+                self.clients[client].sub_mail.push_back((server, down));
+            }
             (_, down) => unreachable!("{down:?}"),
         }
         self.soon(client, actor);
@@ -383,14 +443,16 @@ impl World {
     /// The client learns which node has the keys.
     fn note_redirect(&mut self, client: usize, n: usize, again: Again) {
         let it = &mut self.clients[client];
-        if !again.is_asking && again.node != self.conns[n].node && it.node != again.node {
-            (it.node, it.has_moved) = (again.node, true);
+        let is_other = again.is_redirect && again.peer != self.conns[n].peer;
+        if !again.is_asking && is_other && it.node != again.peer {
+            (it.node, it.has_moved) = (again.peer, true);
             self.soon(client, Actor::Engine);
         }
     }
 
     pub(super) fn closed(&mut self, n: usize) {
         let (client, actor) = (self.conns[n].client, self.conns[n].actor);
+        let server = self.server_of(self.conns[n].peer);
         if !std::mem::take(&mut self.conns[n].at_client) {
             return;
         }
@@ -411,15 +473,17 @@ impl World {
                     None => return,
                 }
             }
-            Actor::Sub if it.sub.conn == Some(n) => it.sub.is_closed = true,
+            Actor::Sub if it.subs[server].conn == Some(n) => it.subs[server].is_closed = true,
             _ => return,
         }
         self.soon(client, actor);
     }
 
     pub(super) fn server_closed(&mut self, n: usize) {
-        if self.now < self.stalled_until {
-            self.event(self.stalled_until + 1, Event::ServerClosed(n));
+        let server = self.server_of(self.conns[n].peer);
+        let stands_until = self.servers[server].stands_until(self.now);
+        if self.now < stands_until {
+            self.event(stands_until + 1, Event::ServerClosed(n));
             return;
         }
         self.conns[n].at_server = false;
@@ -428,20 +492,23 @@ impl World {
         if self.conns[n].actor != Actor::Sub {
             return;
         }
-        let mut conns = self.conns.iter();
-        if !conns.any(|it| it.client == client && it.actor == Actor::Sub && it.at_server) {
-            self.server.unsubscribe(client);
+        let is_its = |it: &&Conn| it.client == client && self.server_of(it.peer) == server;
+        let mut conns = self.conns.iter().filter(is_its);
+        if !conns.any(|it| it.actor == Actor::Sub && it.at_server) {
+            self.servers[server].unsubscribe(client);
         }
         // At the latest, the client notices by its probe.
         self.event(self.now + 2_000 * MS, Event::Closed(n));
     }
 
-    pub(super) fn conn_of(&self, client: usize, actor: Actor) -> Option<usize> {
+    /// Returns the connection of an actor to a server.
+    pub(super) fn conn_of(&self, client: usize, actor: Actor, server: ServerNo) -> Option<usize> {
         let client = &self.clients[client];
         match actor {
             Actor::Caller(thread) => client.callers[thread].conn,
+            Actor::Engine if self.plan.is_quorum() => client.pipes[server].conn,
             Actor::Engine => client.pipes[client.node].conn,
-            Actor::Sub => client.sub.conn,
+            Actor::Sub => client.subs[server].conn,
         }
     }
 }

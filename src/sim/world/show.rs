@@ -3,7 +3,7 @@
 use super::{Answer, Cause, Command, Down, Message, Step, fault, key_of};
 use crate::kernel::command::What;
 
-pub(in crate::sim) fn not_replicated() -> fault::Fault {
+pub(super) fn not_replicated() -> fault::Fault {
     fault::Fault::NotReplicated(crate::error::Error::Closed)
 }
 
@@ -11,11 +11,11 @@ pub(super) fn rejected() -> fault::Fault {
     fault::Fault::Rejected(crate::error::Error::Closed)
 }
 
-pub(in crate::sim) fn unknown() -> fault::Fault {
+pub(super) fn unknown() -> fault::Fault {
     fault::Fault::Unknown(Cause::text("no reply"))
 }
 
-pub(in crate::sim) fn shown(step: &Step) -> String {
+pub(super) fn shown(step: &Step) -> String {
     match step {
         Step::Send(command, _) => format!("send {}", shown_command(command)),
         Step::Park(_) => "park".into(),
@@ -23,7 +23,7 @@ pub(in crate::sim) fn shown(step: &Step) -> String {
     }
 }
 
-pub(in crate::sim) fn shown_command(command: &Command) -> String {
+pub(super) fn shown_command(command: &Command) -> String {
     let text = |text: &Vec<u8>| String::from_utf8_lossy(text).into_owned();
     if let What::RenewMany { keys, ids, ttl } = &command.what {
         let texts = |all: &[Vec<u8>]| all.iter().map(text).collect::<Vec<_>>().join(" ");
@@ -32,14 +32,14 @@ pub(in crate::sim) fn shown_command(command: &Command) -> String {
     format!("{} {:?}", text(&key_of(&*command.lock)), command.what)
 }
 
-pub(in crate::sim) fn shown_end(end: &Result<Answer, fault::Fault>) -> String {
+pub(super) fn shown_end(end: &Result<Answer, fault::Fault>) -> String {
     match end {
         Ok(answer) => shown_answer(answer),
         Err(fault) => format!("no reply: {fault}"),
     }
 }
 
-pub(in crate::sim) fn shown_answer(answer: &Answer) -> String {
+pub(super) fn shown_answer(answer: &Answer) -> String {
     let by = |by: &crate::protocol::refusal::RefusedName| {
         let holder = String::from_utf8_lossy(&by.holder).into_owned();
         let holder = holder.get(..12).unwrap_or(&holder).to_owned();
@@ -57,6 +57,7 @@ pub(in crate::sim) fn shown_answer(answer: &Answer) -> String {
 pub(super) fn shown_down(down: &Down) -> String {
     match down {
         Down::Reply(answer) => format!("{answer:?}"),
+        Down::Hello => "hello".into(),
         Down::Error | Down::Rejected | Down::Again(_) | Down::NotReplicated => "an error".into(),
         Down::Message(Message::Inbox(payload)) => String::from_utf8_lossy(payload).into(),
         Down::Message(Message::Released(_, payload)) => {

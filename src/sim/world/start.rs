@@ -1,33 +1,32 @@
-//! The start of a run: the server and the clients of a plan.
+//! The start of a run: the servers and the clients of a plan.
 
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::{
-    COMMAND_TIMEOUT, Caller, Client, Clock, Event, Report, State, Sub, UNREACHABLE_FOR, World,
+    COMMAND_TIMEOUT, Caller, Client, Clock, Event, NEVER, Pipe, Report, State, Sub,
+    UNREACHABLE_FOR, World,
 };
-use crate::kernel::engine::Engine;
+use crate::kernel::engine::{Engine, Link};
+use crate::kernel::votes::Majority;
 use crate::kernel::{Kernel, Limits};
 use crate::sim::plan::{Actor, Family, Plan, Rng};
-use crate::sim::server::{MS, Server};
+use crate::sim::server::{MS, START, Server};
 
 impl World {
     pub(in crate::sim) fn new(plan: Plan, is_traced: bool) -> Self {
         let seed = plan.seed;
+        let mut clocks = Rng(seed ^ 0x3333);
+        let servers = (0..plan.servers).map(|_| server(&plan, &mut clocks));
+        let servers = servers.collect();
         let mut world = Self {
-            now: 100_000 * MS,
+            now: START,
             heap: BinaryHeap::new(),
             serial: 0,
             conns: Vec::new(),
             clients: Vec::new(),
-            server: Server::default(),
-            snapshot: None,
-            stalled_until: 0,
-            errors_until: 0,
-            rejects: Vec::new(),
-            owner: 0,
-            moves_until: 0,
+            servers,
             net: Rng(seed ^ 0x1111),
             sched: Rng(seed ^ 0x2222),
             log: VecDeque::new(),
@@ -35,20 +34,29 @@ impl World {
             leases: Vec::new(),
             newest: BTreeMap::new(),
             idle_since: BTreeMap::new(),
-            lost_data: false,
+            keys: Vec::new(),
+            lost_leases: false,
+            lost_tokens: false,
+            has_old_data: false,
             report: Report::default(),
             foreign: 0,
             names: BTreeSet::new(),
             ran_twice: BTreeSet::new(),
             outlasts: BTreeSet::new(),
             timers: BTreeMap::new(),
-            clocks: plan.drifts.iter().map(|drift| Clock::new(*drift)).collect(),
-            server_ahead: 0,
+            clocks: Vec::new(),
             over: BTreeSet::new(),
             plan,
         };
         for client in 0..world.plan.clients {
-            let new = world.client(client);
+            let drift = world.plan.drifts.get(client).copied().unwrap_or(0);
+            // The tokens of a quorum are proposed by the wall clock.
+            let wall = match world.plan.is_quorum() {
+                true => clocks.below(20_000 * MS),
+                false => 0,
+            };
+            world.clocks.push(Clock::new(drift, wall));
+            let new = world.client(client, wall);
             world.clients.push(new);
             for thread in 0..world.plan.threads {
                 let start = world.now + world.sched.below(3 * MS);
@@ -63,15 +71,17 @@ impl World {
         world
     }
 
-    fn client(&self, n: usize) -> Client {
+    fn client(&self, n: usize, wall: u64) -> Client {
+        let is_quorum = self.plan.is_quorum();
         let limits = Limits {
             command_timeout: Duration::from_micros(COMMAND_TIMEOUT),
             unreachable_for: Duration::from_micros(UNREACHABLE_FOR),
-            backstop: Duration::from_secs(1),
+            // Over a quorum longer than the bounds of the checks: messages wake the calls.
+            backstop: Duration::from_secs(if is_quorum { 12 } else { 1 }),
             may_fail_over: self.plan.family == Family::Failover,
-            size: crate::kernel::votes::Majority::of(1),
-            is_quorum: false,
-            wall: 0,
+            size: Majority::of(self.plan.servers),
+            is_quorum,
+            wall,
         };
         let caller = |thread: usize| Caller {
             state: State::Idle(0),
@@ -85,25 +95,52 @@ impl World {
             is_cancelled: false,
             panics: false,
         };
+        let pipe = |_| Pipe {
+            conn: None,
+            link: Link::Connecting,
+            connect_at: 0,
+            connect_by: NEVER,
+            pause: 100 * MS,
+            sent: VecDeque::new(),
+            mail: VecDeque::new(),
+            unsent: Vec::new(),
+            is_closed: false,
+        };
+        // One server may be two nodes of a cluster.
+        let peers = self.plan.servers.max(2);
         Client {
             kernel: Arc::new(Kernel::new(limits, &format!("c{n}"))),
             engine: Engine::default(),
             engine_todo: VecDeque::new(),
-            pipes: Default::default(),
+            pipes: (0..peers).map(pipe).collect(),
             paused: Vec::new(),
             node: 0,
             has_moved: false,
             was_suspended: false,
             callers: (0..self.plan.threads).map(caller).collect(),
-            sub: Sub::default(),
+            subs: (0..self.plan.servers).map(|_| Sub::default()).collect(),
+            sub_mail: VecDeque::new(),
+            sub_todo: VecDeque::new(),
+            wanted: BTreeMap::new(),
             is_alive: true,
             stopped: BTreeMap::new(),
             locks: BTreeMap::new(),
-            refusals: Vec::new(),
+            learnt: Vec::new(),
             held: BTreeSet::new(),
             stop_next: BTreeMap::new(),
             resumed: 0,
             loses_until: 0,
         }
     }
+}
+
+/// One server of a plan. Those of a quorum have clocks that run at most half a percent too fast or
+/// too slow, of which leases allow for one; and they know no script.
+fn server(plan: &Plan, clocks: &mut Rng) -> Server {
+    let mut server = Server::default();
+    if plan.is_quorum() {
+        server.rate = clocks.range(0, 10_000) as i64 - 5_000;
+        server.forget_scripts();
+    }
+    server
 }

@@ -1,6 +1,8 @@
 //! Views for the checks: commands under way, guards and parked threads.
 
-use super::{Arc, Call, Command, HeldLease, Outcome, State, Step, Time, Todo, Up, World};
+use super::{
+    Actor, Arc, Call, Command, HeldLease, Link, MS, Outcome, Pipe, State, Step, Todo, Up, World,
+};
 use crate::protocol::primitive::Primitive;
 
 impl World {
@@ -15,7 +17,7 @@ impl World {
         let sent = conns.any(|conn| {
             conn.up.iter().any(|(_, up)| match up {
                 Up::Command { command, .. } => names(command),
-                Up::Subscribe(_) => false,
+                Up::Hello | Up::Subscribe(_) => false,
             })
         });
         let mut callers = self.clients[client].callers.iter();
@@ -101,9 +103,28 @@ impl World {
         })
     }
 
-    pub(in crate::sim) fn engine_is_slower_than(&self, client: usize, time: Time) -> bool {
-        let pipes = self.clients[client].pipes.iter();
-        let mut conns = pipes.filter_map(|pipe| pipe.conn);
-        conns.any(|n| self.conns[n].slow > time)
+    /// Returns how many servers a client can use at once: the links to them are fast enough.
+    pub(in crate::sim) fn usable(&self, client: usize) -> usize {
+        let pipes = &self.clients[client].pipes;
+        let is_slower = |n: usize, time| self.conns[n].slow > time;
+        if !self.plan.is_quorum() {
+            let mut conns = pipes.iter().filter_map(|pipe| pipe.conn);
+            return usize::from(!conns.any(|n| is_slower(n, self.plan.ttl / 4)));
+        }
+        let slowest = (self.plan.ttl / 8).min(50 * MS);
+        let is_fast = |n: usize| !is_slower(n, slowest) && !self.conns[n].is_cut;
+        let is_usable = |pipe: &&Pipe| pipe.link == Link::Up && pipe.conn.is_some_and(is_fast);
+        pipes.iter().filter(is_usable).count()
+    }
+
+    /// Returns whether a link of an engine to a quorum's server is slow, or cut: through it a
+    /// client holds that server's key for as long, at each attempt.
+    pub(in crate::sim) fn is_disturbed(&self) -> bool {
+        let mut conns = self.conns.iter();
+        self.plan.is_quorum()
+            && conns.any(|it| {
+                let is_slow = it.slow > 20 * MS || it.is_cut;
+                is_slow && it.at_server && it.actor != Actor::Sub
+            })
     }
 }

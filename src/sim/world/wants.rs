@@ -24,11 +24,7 @@ use crate::sim::server::{MS, Time};
 use crate::wait_policy::{Backoff, WaitPolicy};
 
 /// Chooses how a call waits: once or not, until when, by which policy; for how long it may hold.
-pub(in crate::sim) fn how_it_waits(
-    rng: &mut Rng,
-    share: u64,
-    now: Time,
-) -> (bool, Time, WaitPolicy, Duration) {
+fn how_it_waits(rng: &mut Rng, share: u64, now: Time) -> (bool, Time, WaitPolicy, Duration) {
     let is_once = rng.chance(150);
     let deadline = match (is_once, rng.chance(300)) {
         (true, _) => now + COMMAND_TIMEOUT,
@@ -117,7 +113,9 @@ impl World {
             _ => rng.below(names),
         };
         let (is_once, deadline, policy, max_hold) = how_it_waits(rng, share, self.now);
-        let replicas = rng.chance(30).then_some(Replicas {
+        // Servers of a quorum have no replicas.
+        let has_replicas = rng.chance(30) && self.plan.servers == 1;
+        let replicas = has_replicas.then_some(Replicas {
             wanted: 1,
             within: Duration::from_millis(50),
         });

@@ -28,7 +28,7 @@ fn library() -> Tree {
 #[test]
 fn the_simulated_world_is_outside_of_the_kernel() {
     assert!(in_repository("src/sim/world.rs").exists());
-    for gone in ["src/kernel/sim", "src/kernel/sim.rs"] {
+    for gone in ["src/kernel/sim", "src/kernel/sim.rs", "src/sim/quorum"] {
         assert!(!in_repository(gone).exists(), "{gone}");
     }
 }

@@ -1,10 +1,11 @@
-//! Plans of runs over a quorum.
+//! Plans of runs over a quorum: several servers, each with its own faults.
 
-use crate::sim::plan::{Actor, Family, Fault, Kind, LinkFault, Plan, Rng, ServerFault, low_bound};
+use super::families::low_bound;
+use super::{Actor, Family, Fault, Kind, Plan, Rng, ServerFault};
 use crate::sim::server::{MS, Time};
 
 /// Returns the plan of a seed.
-pub(in crate::sim) fn plan(seed: u64) -> Plan {
+pub(super) fn plan(seed: u64) -> Plan {
     let mut rng = Rng(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x51);
     let ttl = match rng.below(10) {
         0..=3 => 4_000 * MS,
@@ -57,11 +58,11 @@ fn aimed(plan: &mut Plan, rng: &mut Rng) {
     let server = rng.below(plan.servers as u64) as usize;
     for _ in 0..rng.range(1, 5) {
         let at = rng.range(MS, 2_000 * MS);
-        let slow = LinkFault::Slow(rng.range(5 * MS, 400 * MS));
-        plan.faults.push((at, Fault::Link(client, server, slow)));
-        let cut = LinkFault::Cut(rng.chance(500));
+        let slow = ServerFault::Slow(client, Actor::Engine, rng.range(5 * MS, 400 * MS));
+        plan.faults.push((at, Fault::Server(server, slow)));
+        let cut = ServerFault::Cut(client, Actor::Engine, rng.chance(500));
         let at = at + rng.below(300 * MS);
-        plan.faults.push((at, Fault::Link(client, server, cut)));
+        plan.faults.push((at, Fault::Server(server, cut)));
     }
 }
 
@@ -75,32 +76,27 @@ fn fault(plan: &Plan, rng: &mut Rng) -> Fault {
         _ => Actor::Sub,
     };
     let longest: Time = (plan.ttl * 3).clamp(500 * MS, 4_000 * MS);
-    match rng.below(24) {
-        0..=4 => Fault::Link(client, server, LinkFault::Cut(rng.chance(500))),
+    let fault = match rng.below(24) {
+        0..=4 => ServerFault::Cut(client, Actor::Engine, rng.chance(500)),
         5 | 6 => {
-            let slow = LinkFault::Slow(rng.range(MS, longest.min(1_500 * MS)));
-            Fault::Link(client, server, slow)
+            let by = rng.range(MS, longest.min(1_500 * MS));
+            ServerFault::Slow(client, Actor::Engine, by)
         }
-        7 => Fault::Link(client, server, LinkFault::CutSub),
-        8 => Fault::Link(client, server, LinkFault::Twice),
-        9 | 10 => Fault::Stop(client, Some(actor), rng.range(MS, longest)),
-        11 => Fault::Stop(client, None, rng.range(MS, longest)),
-        12 => Fault::Kill(client),
-        13 => Fault::Cancel(client, thread),
-        14 => Fault::LoseMessages(client, rng.range(MS, 600 * MS)),
-        15 => Fault::StopNext(client, actor, rng.range(MS, longest)),
-        16 | 17 => Fault::Server(
-            server,
-            ServerFault::Stall(rng.range(MS, longest.min(2_500 * MS))),
-        ),
-        18 => Fault::Server(server, ServerFault::RestartEmpty),
-        19 if rng.chance(300) => Fault::Server(server, ServerFault::Forget),
-        20 => {
-            let foreign = ServerFault::Foreign(rng.below(plan.names), rng.range(MS, 1_000 * MS));
-            Fault::Server(server, foreign)
-        }
-        21 => Fault::Server(server, ServerFault::Errors(rng.range(MS, 1_500 * MS))),
-        22 if rng.chance(150) => Fault::Shutdown(client),
-        _ => Fault::Server(server, ServerFault::FlushScripts),
-    }
+        7 => ServerFault::Cut(client, Actor::Sub, false),
+        8 => ServerFault::Twice(client, Actor::Engine),
+        9 | 10 => return Fault::Stop(client, Some(actor), rng.range(MS, longest)),
+        11 => return Fault::Stop(client, None, rng.range(MS, longest)),
+        12 => return Fault::Kill(client),
+        13 => return Fault::Cancel(client, thread),
+        14 => return Fault::LoseMessages(client, rng.range(MS, 600 * MS)),
+        15 => return Fault::StopNext(client, actor, rng.range(MS, longest)),
+        16 | 17 => ServerFault::Stall(rng.range(MS, longest.min(2_500 * MS))),
+        18 => ServerFault::RestartEmpty,
+        19 if rng.chance(300) => ServerFault::Forget,
+        20 => ServerFault::Foreign(rng.below(plan.names), rng.range(MS, 1_000 * MS)),
+        21 => ServerFault::Errors(rng.range(MS, 1_500 * MS)),
+        22 if rng.chance(150) => return Fault::Shutdown(client),
+        _ => ServerFault::FlushScripts,
+    };
+    Fault::Server(server, fault)
 }

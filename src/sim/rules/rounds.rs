@@ -1,9 +1,8 @@
-//! Rules of rounds that one sequence of calls shows.
+//! Rules of rounds: what the votes of several servers mean.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::world::Links;
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
 use crate::error::Cause;
@@ -23,14 +22,10 @@ use crate::protocol::mutex::MutexKeys;
 use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::primitive::Primitive;
 use crate::protocol::refusal::RefusedName;
+use crate::sim::rules::{SECOND, at};
+use crate::sim::world::Links;
 use crate::token::FencingToken;
 use crate::wait_policy::WaitPolicy;
-
-const SECOND: Duration = Duration::from_secs(1);
-
-fn at(ms: u64) -> Instant {
-    Instant::START.after(Duration::from_millis(100_000 + ms))
-}
 
 /// A client of three servers, and its engine.
 struct Client {
@@ -54,7 +49,7 @@ impl Client {
         Self {
             kernel: Kernel::new(limits, "o"),
             engine: Engine::default(),
-            links: Links(vec![Link::Up; 3]),
+            links: links(&[Link::Up; 3]),
             lock: MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:")),
         }
     }
@@ -103,6 +98,13 @@ impl Client {
             Step::Done(Outcome::Lease(lease, _)) => lease,
             step => panic!("{step:?}"),
         }
+    }
+}
+
+fn links(links: &[Link]) -> Links {
+    Links {
+        links: links.to_vec(),
+        is_final: false,
     }
 }
 
@@ -166,13 +168,13 @@ fn a_change_of_ttl_that_one_server_may_run_later_limits_the_lease() {
 #[test]
 fn what_a_connecting_server_was_not_sent_is_never_sent_late() {
     let mut client = Client::new();
-    client.links = Links(vec![Link::Up, Link::Up, Link::Connecting]);
+    client.links = links(&[Link::Up, Link::Up, Link::Connecting]);
     let _call = client.call(at(0));
     let out = client.due(at(0));
     assert_eq!(out.len(), 2);
     client.end(&out[0], Ok(refused("x")), at(1));
     client.end(&out[1], Ok(refused("x")), at(1));
-    client.links = Links(vec![Link::Up; 3]);
+    client.links = links(&[Link::Up; 3]);
     assert!(client.due(at(2)).is_empty());
 }
 
