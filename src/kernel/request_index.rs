@@ -38,6 +38,21 @@ pub(super) enum Key {
     Won,
 }
 
+impl Key {
+    fn instant(self) -> Option<Instant> {
+        match self {
+            Self::Due(at)
+            | Self::Act(at)
+            | Self::Latest(at)
+            | Self::Again(at)
+            | Self::Sent(at)
+            | Self::Known(at)
+            | Self::OfCaller(_, at) => Some(at),
+            Self::Serves(_) | Self::Queued | Self::Refresh(_) | Self::Retry | Self::Won => None,
+        }
+    }
+}
+
 impl Keyed for Request {
     type Key = Key;
 
@@ -177,35 +192,19 @@ impl Requests {
 
     /// Returns when the engine must look at a request, and by when it must be awake for that.
     pub(super) fn next(&self) -> [Instant; 2] {
-        let due = match self.first(Key::Due(Instant::START)..=Key::Due(Instant::NEVER)) {
-            Some(Key::Due(at)) => at,
-            _ => Instant::NEVER,
-        };
-        let act = match self.first(Key::Act(Instant::START)..=Key::Act(Instant::NEVER)) {
-            Some(Key::Act(at)) => at,
-            _ => Instant::NEVER,
-        };
-        let latest = match self.first(Key::Latest(Instant::START)..=Key::Latest(Instant::NEVER)) {
-            Some(Key::Latest(at)) => at,
-            _ => Instant::NEVER,
-        };
-        [due.min(act), latest]
+        let first =
+            |key: fn(Instant) -> Key| self.first_at(key, Instant::START).unwrap_or(Instant::NEVER);
+        [first(Key::Due).min(first(Key::Act)), first(Key::Latest)]
     }
 
     /// Returns the requests whose next commands are due, in the order of their numbers.
     pub(super) fn to_ask(&self, now: Instant) -> Vec<RequestNo> {
-        let due = self.under(Key::Due(Instant::START)..=Key::Due(now));
-        let mut due: Vec<RequestNo> = due.collect();
-        due.sort_unstable();
-        due
+        self.by_then(Key::Due, now)
     }
 
     /// Returns the requests whose places or grants are due, in the order of their numbers.
     pub(super) fn to_act(&self, now: Instant) -> Vec<RequestNo> {
-        let due = self.under(Key::Act(Instant::START)..=Key::Act(now));
-        let mut due: Vec<RequestNo> = due.collect();
-        due.sort_unstable();
-        due
+        self.by_then(Key::Act, now)
     }
 
     /// Returns the requests that look later than `at`, in the order of their numbers.
@@ -234,20 +233,13 @@ impl Requests {
 
     /// Returns when the first of the commands was sent that have no reply yet.
     pub(super) fn under_way(&self) -> Option<Instant> {
-        match self.first(Key::Sent(Instant::START)..=Key::Sent(Instant::NEVER))? {
-            Key::Sent(sent) => Some(sent),
-            _ => None,
-        }
+        self.first_at(Key::Sent, Instant::START)
     }
 
     /// Returns when the first of the commands was sent, from then on, that the threads of calls
     /// have under way: for the line, or for themselves.
     pub(super) fn first_of_callers(&self, of_line: bool, from: Instant) -> Option<Instant> {
-        let keys = Key::OfCaller(of_line, from)..=Key::OfCaller(of_line, Instant::NEVER);
-        match self.first(keys)? {
-            Key::OfCaller(_, sent) => Some(sent),
-            _ => None,
-        }
+        self.first_at(|at| Key::OfCaller(of_line, at), from)
     }
 
     /// Returns the requests whose commands the threads of calls have sent between these instants.
@@ -267,6 +259,18 @@ impl Requests {
             self.0.first(key..=key)
         });
         first.map(|(_, no)| no).collect()
+    }
+
+    /// Returns the requests that have a key of one kind up to `now`, in the order of their numbers.
+    fn by_then(&self, key: impl Fn(Instant) -> Key, now: Instant) -> Vec<RequestNo> {
+        let mut due: Vec<RequestNo> = self.under(key(Instant::START)..=key(now)).collect();
+        due.sort_unstable();
+        due
+    }
+
+    /// Returns the first instant, from then on, of the keys of one kind.
+    fn first_at(&self, key: impl Fn(Instant) -> Key, from: Instant) -> Option<Instant> {
+        self.first(key(from)..=key(Instant::NEVER))?.instant()
     }
 
     fn first(&self, keys: RangeInclusive<Key>) -> Option<Key> {
