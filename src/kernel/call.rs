@@ -48,6 +48,28 @@ pub(crate) struct CallTerms {
     pub(crate) by_engine: bool,
 }
 
+#[cfg(any(test, sim, threads))]
+impl CallTerms {
+    /// Returns the terms of a call that waits without a deadline, for a lease without renewals.
+    pub(crate) fn endless(lock: &Arc<dyn Primitive>, ttl: Duration) -> Self {
+        Self {
+            lock: Arc::clone(lock),
+            terms: LeaseTerms {
+                ttl,
+                renew_every: None,
+                max_hold: Duration::MAX,
+                replicas: None,
+                handoffs: 0,
+                linger: Duration::ZERO,
+            },
+            wait: Wait::Queue(WaitPolicy::Wake),
+            deadline: Instant::NEVER,
+            holder: Holder::default(),
+            by_engine: false,
+        }
+    }
+}
+
 pub(crate) struct Call {
     pub(crate) no: WaiterNo,
     pub(crate) wants: CallTerms,

@@ -10,11 +10,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::config::LeaseTerms;
 use crate::kernel::call::{Call, CallTerms, Step};
 use crate::kernel::effects::Effects;
-use crate::kernel::held::{HeldLease, Holder};
-use crate::kernel::waiter::{Failure, Outcome, Wait};
+use crate::kernel::held::HeldLease;
+use crate::kernel::waiter::{Failure, Outcome};
 use crate::kernel::{Kernel, Limits};
 use crate::protocol::answer::Answer;
 use crate::protocol::cohort::CohortKeys;
@@ -22,7 +21,6 @@ use crate::protocol::keys::Keys;
 use crate::protocol::primitive::Primitive;
 use crate::sim::world::Links;
 use crate::token::FencingToken;
-use crate::wait_policy::WaitPolicy;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -50,21 +48,9 @@ fn at(ms: u64) -> Instant {
 }
 
 fn call(kernel: &Kernel, lock: &Arc<dyn Primitive>, by_engine: bool, now: Instant) -> Call {
-    let wants = CallTerms {
-        lock: Arc::clone(lock),
-        terms: LeaseTerms {
-            ttl: 4 * SECOND,
-            renew_every: Some(SECOND),
-            max_hold: Duration::MAX,
-            replicas: None,
-            handoffs: 0,
-            linger: Duration::ZERO,
-        },
-        wait: Wait::Queue(WaitPolicy::Wake),
-        deadline: Instant::NEVER,
-        holder: Holder::default(),
-        by_engine,
-    };
+    let mut wants = CallTerms::endless(lock, 4 * SECOND);
+    wants.terms.renew_every = Some(SECOND);
+    wants.by_engine = by_engine;
     Call::new(kernel, wants, now)
 }
 

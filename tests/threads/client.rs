@@ -9,15 +9,14 @@ use shuttle::thread::yield_now;
 
 use crate::cancel::CancelToken;
 use crate::clock::Instant;
-use crate::config::LeaseTerms;
 use crate::kernel::call::{Call, CallTerms, Step};
 use crate::kernel::command::{Command, Inbox};
 use crate::kernel::effects::Effects;
 use crate::kernel::engine::{Engine, Route, Ticket};
-use crate::kernel::held::{HeldLease, Holder};
+use crate::kernel::held::HeldLease;
 use crate::kernel::unlock::{Unlock, Unlocked};
 use crate::kernel::votes::Majority;
-use crate::kernel::waiter::{Failure, Outcome, Wait};
+use crate::kernel::waiter::{Failure, Outcome};
 use crate::kernel::{Kernel, Limits};
 use crate::name::Name;
 use crate::protocol::answer::Answer;
@@ -25,7 +24,6 @@ use crate::protocol::primitive::{Primitive, Reached};
 use crate::sync::Mutex;
 use crate::testing::scripted::Scripted;
 use crate::token::FencingToken;
-use crate::wait_policy::WaitPolicy;
 use crate::wakeup::WakeUp;
 
 /// The pause between the backstop's looks at the calls. A look would hide a lost wake-up, so no
@@ -292,24 +290,9 @@ impl World {
 
     pub(crate) fn call(&self, client: &Client, lock: &Arc<dyn Primitive>, by_engine: bool) -> Call {
         let handoffs = if lock.has_local_queue() { 4 } else { 0 };
-        let wants = CallTerms {
-            lock: Arc::clone(lock),
-            terms: LeaseTerms {
-                ttl: Duration::from_secs(30),
-                renew_every: None,
-                max_hold: Duration::MAX,
-                replicas: None,
-                handoffs,
-                linger: Duration::ZERO,
-            },
-            wait: Wait::Queue(WaitPolicy::Wake),
-            deadline: Instant::NEVER,
-            holder: Holder {
-                handoffs,
-                ..Holder::default()
-            },
-            by_engine,
-        };
+        let mut wants = CallTerms::endless(lock, Duration::from_secs(30));
+        (wants.terms.handoffs, wants.holder.handoffs) = (handoffs, handoffs);
+        wants.by_engine = by_engine;
         Call::new(&client.kernel, wants, self.now())
     }
 

@@ -188,12 +188,10 @@ mod tests {
     use std::time::Duration;
 
     use crate::clock::Instant;
-    use crate::config::{Config, LeaseTerms};
+    use crate::config::Config;
     use crate::kernel::call::{CallTerms, Step};
     use crate::kernel::effects::Effects;
-    use crate::kernel::held::Holder;
     use crate::kernel::set::SetAcquire;
-    use crate::kernel::waiter::Wait;
     use crate::protocol::all::MutexAllKeys;
     use crate::protocol::answer::Answer;
     use crate::protocol::keys::{Keys, Layout};
@@ -203,7 +201,6 @@ mod tests {
     use crate::redis::Deployment;
     use crate::runtime::state::Runtime;
     use crate::url::Target;
-    use crate::wait_policy::WaitPolicy;
 
     fn runtime() -> Arc<Runtime> {
         let config = Config::default();
@@ -250,21 +247,7 @@ mod tests {
         now: Instant,
         fx: &mut Effects,
     ) -> SetAcquire {
-        let wants = CallTerms {
-            lock: Arc::clone(lock),
-            terms: LeaseTerms {
-                ttl: Duration::from_secs(4),
-                renew_every: None,
-                max_hold: Duration::MAX,
-                replicas: None,
-                handoffs: 0,
-                linger: Duration::ZERO,
-            },
-            wait: Wait::Queue(WaitPolicy::Wake),
-            deadline: Instant::NEVER,
-            holder: Holder::default(),
-            by_engine: false,
-        };
+        let wants = CallTerms::endless(lock, Duration::from_secs(4));
         let names = lock.names_of_set().to_vec();
         let mut set = SetAcquire::new(&runtime.kernel, wants, names, now);
         let begun = set.begin(&runtime.kernel, now, fx);

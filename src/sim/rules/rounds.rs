@@ -4,16 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::config::LeaseTerms;
 use crate::error::Cause;
 use crate::kernel::call::{Call, CallTerms, Step};
 use crate::kernel::effects::Effects;
 use crate::kernel::engine::{Engine, Link, Outgoing};
 use crate::kernel::fault::Fault;
-use crate::kernel::held::{HeldLease, Holder};
+use crate::kernel::held::HeldLease;
 use crate::kernel::lease::Wanted;
 use crate::kernel::votes::Majority;
-use crate::kernel::waiter::{Outcome, Wait};
+use crate::kernel::waiter::Outcome;
 use crate::kernel::{Kernel, Limits};
 use crate::name::Name;
 use crate::protocol::answer::Answer;
@@ -25,7 +24,6 @@ use crate::protocol::refusal::RefusedName;
 use crate::sim::rules::{SECOND, at};
 use crate::sim::world::Links;
 use crate::token::FencingToken;
-use crate::wait_policy::WaitPolicy;
 
 /// A client of three servers, and its engine.
 struct Client {
@@ -55,21 +53,7 @@ impl Client {
     }
 
     fn call(&self, now: Instant) -> Call {
-        let wants = CallTerms {
-            lock: Arc::clone(&self.lock),
-            terms: LeaseTerms {
-                ttl: 10 * SECOND,
-                renew_every: None,
-                max_hold: Duration::MAX,
-                replicas: None,
-                handoffs: 0,
-                linger: Duration::ZERO,
-            },
-            wait: Wait::Queue(WaitPolicy::Wake),
-            deadline: Instant::NEVER,
-            holder: Holder::default(),
-            by_engine: false,
-        };
+        let wants = CallTerms::endless(&self.lock, 10 * SECOND);
         let mut call = Call::new(&self.kernel, wants, now);
         let step = call.begin(&self.kernel, now, &mut Effects::default());
         assert!(matches!(step, Step::Park(_)));
