@@ -147,35 +147,23 @@ fn faults(plan: &Plan, rng: &mut Rng) -> Vec<(Time, Fault)> {
     }
     if plan.family == Family::Failover {
         let at = rng.range(10 * MS, 3_000 * MS);
-        faults.push((
-            at - rng.below(at.min(300 * MS)),
-            Fault::Server(0, ServerFault::Snapshot),
-        ));
-        let restarts = rng.chance(200);
-        faults.push((
-            at,
-            if restarts {
-                Fault::Server(0, ServerFault::Forget)
-            } else {
-                Fault::Server(0, ServerFault::Failover)
-            },
-        ));
+        let copied_at = at - rng.below(at.min(300 * MS));
+        faults.push((copied_at, of_server(ServerFault::Snapshot)));
+        let fault = if rng.chance(200) {
+            ServerFault::Forget
+        } else {
+            ServerFault::Failover
+        };
+        faults.push((at, of_server(fault)));
     }
     if plan.family == Family::ShortTtl && rng.chance(300) {
         // Two fast cuts in a row: commands that run late, and their undos.
         let at = rng.range(MS, 2_000 * MS);
         let client = rng.below(plan.clients as u64) as usize;
-        faults.push((
-            at,
-            Fault::Server(
-                0,
-                ServerFault::Slow(client, Actor::Engine, rng.range(20 * MS, 400 * MS)),
-            ),
-        ));
-        faults.push((
-            at + rng.below(300 * MS),
-            Fault::LoseMessages(client, 900 * MS),
-        ));
+        let slow = ServerFault::Slow(client, Actor::Engine, rng.range(20 * MS, 400 * MS));
+        faults.push((at, of_server(slow)));
+        let at = at + rng.below(300 * MS);
+        faults.push((at, Fault::LoseMessages(client, 900 * MS)));
     }
     if plan.family == Family::Linger && rng.chance(400) {
         // A whole process stands still until a lease that lingers is over.
@@ -192,11 +180,9 @@ fn faults(plan: &Plan, rng: &mut Rng) -> Vec<(Time, Fault)> {
         if rng.chance(500) {
             // Commands of its calls are under way then.
             for thread in 0..plan.threads {
-                let slow = Fault::Server(
-                    0,
-                    ServerFault::Slow(client, Actor::Caller(thread), rng.range(MS, 100 * MS)),
-                );
-                faults.push((at - at.min(rng.below(200 * MS)), slow));
+                let by = rng.range(MS, 100 * MS);
+                let slow = ServerFault::Slow(client, Actor::Caller(thread), by);
+                faults.push((at - at.min(rng.below(200 * MS)), of_server(slow)));
             }
         }
         for _ in 0..rng.below(12) {
@@ -214,10 +200,8 @@ fn faults(plan: &Plan, rng: &mut Rng) -> Vec<(Time, Fault)> {
     if plan.family == Family::Moves {
         for _ in 0..rng.range(1, 8) {
             let lasts = rng.range(MS, 500 * MS);
-            faults.push((
-                rng.range(MS, 4_000 * MS),
-                Fault::Server(0, ServerFault::Move(lasts)),
-            ));
+            let at = rng.range(MS, 4_000 * MS);
+            faults.push((at, of_server(ServerFault::Move(lasts))));
         }
     }
     if plan.family == Family::Rejections {
@@ -225,10 +209,8 @@ fn faults(plan: &Plan, rng: &mut Rng) -> Vec<(Time, Fault)> {
             let why = [Why::Full, Why::NoRight, Why::Half, Why::Half, Why::NoScript];
             let why = why[rng.below(5) as usize];
             let lasts = rng.range(MS, 800 * MS);
-            faults.push((
-                rng.range(MS, 4_000 * MS),
-                Fault::Server(0, ServerFault::Reject(why, lasts)),
-            ));
+            let at = rng.range(MS, 4_000 * MS);
+            faults.push((at, of_server(ServerFault::Reject(why, lasts))));
         }
     }
     faults.sort_by_key(|fault| fault.0);
@@ -251,33 +233,29 @@ fn fault(plan: &Plan, rng: &mut Rng) -> Fault {
         return match rng.below(4) {
             0 => Fault::Suspend(client, rng.range(MS, 15_000 * MS)),
             1 => Fault::Pause(client, rng.range(MS, 15_000 * MS)),
-            2 => Fault::Server(0, ServerFault::Ahead(rng.range(MS, 8_000 * MS))),
-            _ => Fault::Server(0, ServerFault::Back(rng.range(MS, 8_000 * MS))),
+            2 => of_server(ServerFault::Ahead(rng.range(MS, 8_000 * MS))),
+            _ => of_server(ServerFault::Back(rng.range(MS, 8_000 * MS))),
         };
     }
-    match rng.below(20) {
-        0..=3 => Fault::Server(0, ServerFault::Cut(client, actor, rng.chance(500))),
-        4 => Fault::Stop(client, Some(actor), rng.range(MS, longest)),
-        5 | 6 => Fault::Stop(client, None, rng.range(MS, longest)),
-        7 => Fault::Kill(client),
-        8 => Fault::Server(
-            0,
-            ServerFault::Stall(rng.range(MS, longest.min(3_000 * MS))),
-        ),
-        9 if rng.chance(500) => Fault::Panic(client, thread),
-        9 => Fault::Cancel(client, thread),
-        10 | 11 => Fault::Server(
-            0,
-            ServerFault::Slow(client, actor, rng.range(10 * MS, longest.min(1_500 * MS))),
-        ),
-        12 if rng.chance(400) => Fault::Server(0, ServerFault::Delete(rng.below(plan.names))),
-        12 => Fault::Server(
-            0,
-            ServerFault::Foreign(rng.below(plan.names), rng.range(MS, 1_000 * MS)),
-        ),
-        19 => Fault::Server(0, ServerFault::Twice(client, actor)),
-        18 => Fault::Server(0, ServerFault::Errors(rng.range(MS, 2_000 * MS))),
-        13 | 14 => Fault::LoseMessages(client, rng.range(MS, 600 * MS)),
-        _ => Fault::StopNext(client, actor, rng.range(MS, longest * 8 / 5)),
-    }
+    of_server(match rng.below(20) {
+        0..=3 => ServerFault::Cut(client, actor, rng.chance(500)),
+        4 => return Fault::Stop(client, Some(actor), rng.range(MS, longest)),
+        5 | 6 => return Fault::Stop(client, None, rng.range(MS, longest)),
+        7 => return Fault::Kill(client),
+        8 => ServerFault::Stall(rng.range(MS, longest.min(3_000 * MS))),
+        9 if rng.chance(500) => return Fault::Panic(client, thread),
+        9 => return Fault::Cancel(client, thread),
+        10 | 11 => ServerFault::Slow(client, actor, rng.range(10 * MS, longest.min(1_500 * MS))),
+        12 if rng.chance(400) => ServerFault::Delete(rng.below(plan.names)),
+        12 => ServerFault::Foreign(rng.below(plan.names), rng.range(MS, 1_000 * MS)),
+        13 | 14 => return Fault::LoseMessages(client, rng.range(MS, 600 * MS)),
+        18 => ServerFault::Errors(rng.range(MS, 2_000 * MS)),
+        19 => ServerFault::Twice(client, actor),
+        _ => return Fault::StopNext(client, actor, rng.range(MS, longest * 8 / 5)),
+    })
+}
+
+/// A fault of the only server.
+const fn of_server(fault: ServerFault) -> Fault {
+    Fault::Server(0, fault)
 }
