@@ -142,7 +142,7 @@ impl World {
             }
         }
         for told in &fx.lost {
-            let text = format!("c{client} is told {told:?}");
+            let text = format!("c{client} reports {told:?}");
             self.say(|| text.clone());
             if self.still_has(told) {
                 return Err(self.violation("P9", format!("{text}, which still has the lock")));

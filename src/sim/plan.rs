@@ -114,7 +114,7 @@ pub(super) enum Actor {
     Sub,
 }
 
-/// What goes wrong in a run: with a client, or with a server.
+/// A fault in a run, of a client or of a server.
 #[derive(Clone, Debug)]
 pub(super) enum Fault {
     /// Stops an actor, or all of a client.

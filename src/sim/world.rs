@@ -194,7 +194,7 @@ enum State {
     Done,
 }
 
-/// What a holder does when the engine has ended what it asked for.
+/// The next step of a holder, when the engine has ended the operation that it asked for.
 #[derive(Clone, Copy, Debug)]
 enum Then {
     Holds,
@@ -334,8 +334,8 @@ pub(super) struct World {
     /// The serial number and the end of the sleep of each actor.
     timers: BTreeMap<(usize, Actor), (u64, Time)>,
     pub(super) clocks: Vec<Clock>,
-    /// What may have ended on a server without its client: what keys contained when the server's
-    /// clock stepped ahead, or when somebody deleted them.
+    /// The ids of leases that may have ended on a server without their clients: those in its keys
+    /// when its clock stepped ahead, or when somebody deleted the key.
     pub(super) over: BTreeSet<String>,
 }
 
@@ -459,6 +459,15 @@ impl World {
     /// The actor goes on with its next step, unless it is stopped in between.
     fn go_on(&mut self, client: usize, actor: Actor) {
         self.event(self.now + 1, Event::Run(client, actor));
+    }
+
+    /// Returns the peer to which a client sends what is for a server.
+    fn peer_of(&self, client: usize, server: ServerNo) -> Peer {
+        if self.plan.is_quorum() {
+            server
+        } else {
+            self.clients[client].node
+        }
     }
 
     /// Returns the server that a peer is, or belongs to.

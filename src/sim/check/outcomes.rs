@@ -19,8 +19,8 @@ use crate::sim::plan::Actor;
 use crate::sim::server::{Time, client_of};
 use crate::sim::world::{COMMAND_TIMEOUT, Checked, World};
 
-/// What a client has learnt about a name: from the reply to an acquiring command, or by the end of
-/// its own lease.
+/// A fact about a name that a client knows: from the reply to an acquiring command, or from the end
+/// of its own lease.
 #[derive(Clone, Debug)]
 pub(in crate::sim) struct Learnt {
     /// The server that has replied; `None` for an own lease.
@@ -230,9 +230,10 @@ impl World {
         let servers: BTreeSet<ServerNo> = learnt.iter().filter_map(|it| it.server).collect();
         // The votes are split as well if the servers that answered name different holders, and the
         // others failed.
-        let needed = match self.plan.servers == 5 && self.plan.has_faults() {
-            true => 2,
-            false => self.plan.needed(),
+        let needed = if self.plan.servers == 5 && self.plan.has_faults() {
+            2
+        } else {
+            self.plan.needed()
         };
         let is_recent = is_once || learnt.iter().any(|it| is_fresh(it));
         is_refused && is_recent && servers.len() >= needed

@@ -299,9 +299,10 @@ impl World {
         } else {
             0
         };
-        let longest = match self.plan.is_quorum() {
-            true => (self.plan.ttl * 5 / 2).min(2_500 * MS),
-            false => 2_500 * MS,
+        let longest = if self.plan.is_quorum() {
+            (self.plan.ttl * 5 / 2).min(2_500 * MS)
+        } else {
+            2_500 * MS
         };
         let time = match rng.below(10 - long) + long {
             _ if self.plan.family == Family::Crowd => rng.range(10, 3 * MS),
@@ -319,10 +320,8 @@ impl World {
     }
 
     pub(super) fn write(&mut self, client: usize, thread: usize, command: Command) {
-        let (conn, node) = {
-            let it = &self.clients[client];
-            (it.callers[thread].conn, it.node)
-        };
+        let it = &self.clients[client];
+        let (conn, node) = (it.callers[thread].conn, it.node);
         let n = conn.unwrap_or_else(|| self.connect(client, Actor::Caller(thread), node));
         let caller = &mut self.clients[client].callers[thread];
         (caller.conn, caller.mail, caller.again) = (Some(n), None, None);

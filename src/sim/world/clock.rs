@@ -11,7 +11,7 @@ use crate::sim::server::Time;
 pub(in crate::sim) struct Clock {
     /// By how much it is too fast, in millionths.
     drift: i64,
-    /// What the wall clock shows at the start, in µs.
+    /// The time by the wall clock at the start, in µs.
     wall: u64,
     /// When it stood still, from and until. The wall clock went on.
     pauses: Vec<[Time; 2]>,

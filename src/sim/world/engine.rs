@@ -65,7 +65,7 @@ impl World {
         }
         self.after_kernel(client, &mut fx)?;
         let todo = &mut self.clients[client].engine_todo;
-        // What follows from a vote is sent with the rest.
+        // The commands that follow from a vote are sent with the rest.
         let sends = !out.is_empty() || self.plan.is_quorum() && !todo.is_empty();
         todo.push_back(Todo::Effects(fx));
         let decided = self.now;
@@ -102,21 +102,21 @@ impl World {
             let server = self.server_of(peer);
             let pipe = &mut self.clients[client].pipes[peer];
             while let Some(mail) = pipe.mail.pop_front() {
-                if matches!(mail, Mail::Hello) {
-                    (pipe.link, pipe.connect_by, pipe.pause) = (Link::Up, NEVER, 100 * MS);
-                    continue;
-                }
-                let (ticket, sent, command) = pipe.sent.pop_front().expect("a reply to a command");
                 match mail {
-                    Mail::End(end) => ends.push(End {
-                        ticket,
-                        sent,
-                        command: Some(command),
-                        server,
-                        end,
-                    }),
-                    Mail::Again(to) => again.push(((ticket, sent, command), to)),
-                    Mail::Hello => {}
+                    Mail::Hello => {
+                        (pipe.link, pipe.connect_by, pipe.pause) = (Link::Up, NEVER, 100 * MS);
+                    }
+                    Mail::End(end) => {
+                        let (ticket, sent, command) = pipe.answered();
+                        ends.push(End {
+                            ticket,
+                            sent,
+                            command: Some(command),
+                            server,
+                            end,
+                        });
+                    }
+                    Mail::Again(to) => again.push((pipe.answered(), to)),
                 }
             }
         }
@@ -271,10 +271,7 @@ impl World {
         let now = self.now;
         // The thread stood still: a command whose time is over is not sent.
         let is_over = now >= decided + COMMAND_TIMEOUT;
-        let peer = match self.plan.is_quorum() {
-            true => out.server,
-            false => self.clients[client].node,
-        };
+        let peer = self.peer_of(client, out.server);
         if !self.plan.is_quorum() && !is_over {
             self.dial(client, peer);
         }
@@ -322,6 +319,12 @@ impl World {
 }
 
 impl Pipe {
+    /// Takes the command to which a reply has come.
+    fn answered(&mut self) -> Sent {
+        let first = self.sent.pop_front();
+        first.expect("each reply is that of a command, in their order")
+    }
+
     /// Its connection has ended; `is_late` if a command got no reply in time. The next one is made
     /// after a pause, a longer one if the handshake failed.
     fn lose(&mut self, is_late: bool, now: Time, pause: Time) {

@@ -104,7 +104,7 @@ impl World {
         };
         let mut closes_at = last_up.max(self.now) + late;
         if self.plan.is_quorum() {
-            // What is under way arrives that much later.
+            // Commands that are under way arrive that much later.
             let latest = self.now + ARRIVES_WITHIN;
             for (at, _) in &mut self.conns[n].up {
                 *at = (*at).max(latest.min(*at + late));
@@ -199,7 +199,7 @@ impl World {
             self.event(stands_until, Event::Up(n));
             return;
         }
-        // What was under way when its connection was cut arrives later.
+        // A command that was under way when its connection was cut arrives later.
         if let Some((at, _)) = self.conns[n].up.front()
             && *at > self.now
         {
@@ -395,47 +395,25 @@ impl World {
         if !self.conns[n].at_client || !self.clients[client].is_alive {
             return;
         }
-        match (actor, down) {
-            (Actor::Caller(thread), Down::NotReplicated) => {
-                self.clients[client].callers[thread].mail = Some(Err(not_replicated()));
-            }
-            (Actor::Caller(thread), Down::Rejected) => {
-                self.clients[client].callers[thread].mail = Some(Err(rejected()));
-            }
-            (Actor::Caller(thread), Down::Again(again)) => {
-                self.note_redirect(client, n, again);
-                let at = self.now + again.pause;
-                self.clients[client].callers[thread].again = Some((at, again));
-            }
-            (Actor::Engine, down) => {
-                let end = match down {
-                    Down::NotReplicated => Mail::End(Err(not_replicated())),
-                    Down::Rejected => Mail::End(Err(rejected())),
-                    Down::Error => Mail::End(Err(unknown())),
-                    Down::Reply(answer) => Mail::End(Ok(answer)),
-                    Down::Again(again) => {
-                        self.note_redirect(client, n, again);
-                        Mail::Again(again)
-                    }
-                    Down::Hello => Mail::Hello,
-                    Down::Message(_) | Down::Subscribed(_) => unreachable!("{down:?}"),
-                };
-                let mut pipes = self.clients[client].pipes.iter_mut();
+        if let Down::Again(again) = down {
+            self.note_redirect(client, n, again);
+        }
+        let (now, server) = (self.now, self.server_of(self.conns[n].peer));
+        let it = &mut self.clients[client];
+        match actor {
+            Actor::Caller(thread) => match Mail::of(down) {
+                Mail::End(end) => it.callers[thread].mail = Some(end),
+                Mail::Again(again) => it.callers[thread].again = Some((now + again.pause, again)),
+                Mail::Hello => unreachable!("a caller's connection has no handshake"),
+            },
+            Actor::Engine => {
+                let mail = Mail::of(down);
+                let mut pipes = it.pipes.iter_mut();
                 if let Some(pipe) = pipes.find(|pipe| pipe.conn == Some(n)) {
-                    pipe.mail.push_back(end);
+                    pipe.mail.push_back(mail);
                 }
             }
-            (Actor::Caller(thread), Down::Error) => {
-                self.clients[client].callers[thread].mail = Some(Err(unknown()));
-            }
-            (Actor::Caller(thread), Down::Reply(answer)) => {
-                self.clients[client].callers[thread].mail = Some(Ok(answer));
-            }
-            (Actor::Sub, down) => {
-                let server = self.server_of(self.conns[n].peer);
-                self.clients[client].sub_mail.push_back((server, down));
-            }
-            (_, down) => unreachable!("{down:?}"),
+            Actor::Sub => it.sub_mail.push_back((server, down)),
         }
         self.soon(client, actor);
     }
@@ -503,12 +481,26 @@ impl World {
 
     /// Returns the connection of an actor to a server.
     pub(super) fn conn_of(&self, client: usize, actor: Actor, server: ServerNo) -> Option<usize> {
+        let peer = self.peer_of(client, server);
         let client = &self.clients[client];
         match actor {
             Actor::Caller(thread) => client.callers[thread].conn,
-            Actor::Engine if self.plan.is_quorum() => client.pipes[server].conn,
-            Actor::Engine => client.pipes[client.node].conn,
+            Actor::Engine => client.pipes[peer].conn,
             Actor::Sub => client.subs[server].conn,
+        }
+    }
+}
+
+impl Mail {
+    fn of(down: Down) -> Self {
+        match down {
+            Down::NotReplicated => Self::End(Err(not_replicated())),
+            Down::Rejected => Self::End(Err(rejected())),
+            Down::Error => Self::End(Err(unknown())),
+            Down::Reply(answer) => Self::End(Ok(answer)),
+            Down::Again(again) => Self::Again(again),
+            Down::Hello => Self::Hello,
+            Down::Message(_) | Down::Subscribed(_) => unreachable!("{down:?} is for a subscriber"),
         }
     }
 }

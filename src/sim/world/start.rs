@@ -51,9 +51,10 @@ impl World {
         for client in 0..world.plan.clients {
             let drift = world.plan.drifts.get(client).copied().unwrap_or(0);
             // The tokens of a quorum are proposed by the wall clock.
-            let wall = match world.plan.is_quorum() {
-                true => clocks.below(20_000 * MS),
-                false => 0,
+            let wall = if world.plan.is_quorum() {
+                clocks.below(20_000 * MS)
+            } else {
+                0
             };
             world.clocks.push(Clock::new(drift, wall));
             let new = world.client(client, wall);

@@ -95,10 +95,7 @@ impl World {
                     continue;
                 }
                 None => {
-                    let peer = match self.plan.is_quorum() {
-                        true => server,
-                        false => self.clients[client].node,
-                    };
+                    let peer = self.peer_of(client, server);
                     let n = self.connect(client, Actor::Sub, peer);
                     self.clients[client].subs[server].conn = Some(n);
                     self.send(n, Up::Subscribe(None));
