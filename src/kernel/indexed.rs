@@ -110,7 +110,9 @@ impl<T: Keyed> Indexed<T> {
     /// Returns the first of these keys that an item has, with its number.
     pub(super) fn first(&self, of: RangeInclusive<T::Key>) -> Option<(T::Key, Number)> {
         if let Some(index) = &self.index {
-            return index.range(numbered(of)).next().copied();
+            // One search: both ends of a range would be two.
+            let first = index.range((*of.start(), Number::MIN)..).next();
+            return first.filter(|(key, _)| key <= of.end()).copied();
         }
         let mut first = None;
         self.look_through(&of, |found| {
@@ -122,7 +124,8 @@ impl<T: Keyed> Indexed<T> {
     /// Returns the last of these keys that an item has, with its number.
     pub(super) fn last(&self, of: RangeInclusive<T::Key>) -> Option<(T::Key, Number)> {
         if let Some(index) = &self.index {
-            return index.range(numbered(of)).next_back().copied();
+            let last = index.range(..=(*of.end(), Number::MAX)).next_back();
+            return last.filter(|(key, _)| key >= of.start()).copied();
         }
         let mut last = None;
         self.look_through(&of, |found| last = last.max(Some(found)));
@@ -140,7 +143,11 @@ impl<T: Keyed> Indexed<T> {
             few.sort_unstable();
         }
         let indexed = self.index.as_deref().into_iter();
-        let indexed = indexed.flat_map(move |index| index.range(numbered(of.clone())).copied());
+        let indexed = indexed.flat_map(move |index| {
+            let (from, to) = of.clone().into_inner();
+            let found = index.range((from, Number::MIN)..).copied();
+            found.take_while(move |(key, _)| *key <= to)
+        });
         few.into_iter().chain(indexed).inspect(|_| visited(1))
     }
 
@@ -155,13 +162,8 @@ impl<T: Keyed> Indexed<T> {
     }
 }
 
-fn numbered<K>(of: RangeInclusive<K>) -> RangeInclusive<(K, Number)> {
-    let (from, to) = of.into_inner();
-    (from, Number::MIN)..=(to, Number::MAX)
-}
-
 fn keys<T: Keyed>(item: &T) -> Vec<T::Key> {
-    let mut keys = Vec::new();
+    let mut keys = Vec::with_capacity(8);
     item.keys(|key| keys.push(key));
     keys
 }

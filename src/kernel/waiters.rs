@@ -51,6 +51,18 @@ enum Key {
 }
 
 impl Key {
+    /// The keys of all calls, in the order of a walk.
+    fn all() -> RangeInclusive<Self> {
+        Self::In(List::Line, i64::MIN)..=Self::In(List::Own, i64::MAX)
+    }
+
+    fn instant(self) -> Option<Instant> {
+        match self {
+            Self::Start(at) | Self::Ask(at) | Self::Deadline(at) => Some(at),
+            Self::In(..) | Self::Woken(..) | Self::HasAsked => None,
+        }
+    }
+
     /// The keys of all calls of a list.
     fn all_in(list: List) -> RangeInclusive<Self> {
         Self::In(list, i64::MIN)..=Self::In(list, i64::MAX)
@@ -203,63 +215,68 @@ impl Waiters {
 
     /// Walks over all calls: those in the line first, each list in its order.
     pub(crate) fn walk(&self) -> impl Iterator<Item = &Waiter> {
-        self.of(Key::In(List::Line, i64::MIN)..=Key::In(List::Own, i64::MAX))
+        self.of(Key::all())
     }
 
     /// Returns the numbers of all calls, in the order of a walk.
     pub(super) fn numbers(&self) -> Vec<WaiterNo> {
-        self.walk().map(|waiter| waiter.no).collect()
+        let all = self.keys(Key::all());
+        all.map(|(_, no)| no).collect()
     }
 
     // ------------------------------------------------------------------ by instant
 
     /// Returns when the call began that has waited for the longest.
     pub(super) fn first_start(&self) -> Option<Instant> {
-        let (_, no) = self.first(Key::Start(Instant::START)..=Key::Start(Instant::NEVER))?;
-        self.get(no).map(|waiter| waiter.start)
+        self.first_at(Key::Start)
     }
 
     /// Returns the calls in the order of their begins, and when each began.
     pub(super) fn by_start(&self) -> impl Iterator<Item = (WaiterNo, Instant)> {
-        let all = self.of(Key::Start(Instant::START)..=Key::Start(Instant::NEVER));
-        all.map(|waiter| (waiter.no, waiter.start))
+        let all = self.keys(Key::Start(Instant::START)..=Key::Start(Instant::NEVER));
+        all.filter_map(|(key, no)| Some((no, key.instant()?)))
     }
 
     /// Returns when the client asks next for the deadline of a call.
     pub(super) fn first_ask(&self) -> Option<Instant> {
-        let (_, no) = self.first(Key::Ask(Instant::START)..=Key::Ask(Instant::NEVER))?;
-        self.get(no).map(|waiter| waiter.ask_at)
+        self.first_at(Key::Ask)
     }
 
     /// Returns the first deadline of all calls.
     pub(super) fn first_deadline(&self) -> Instant {
-        let first = self.first(Key::Deadline(Instant::START)..=Key::Deadline(Instant::NEVER));
-        let first = first.and_then(|(_, no)| self.get(no));
-        first.map_or(Instant::NEVER, |waiter| waiter.deadline)
+        self.first_at(Key::Deadline).unwrap_or(Instant::NEVER)
     }
 
     /// Returns the calls for whose deadlines the client asks at `now`.
     pub(super) fn asks_by(&self, now: Instant) -> Vec<WaiterNo> {
-        let due = self.of(Key::Ask(Instant::START)..=Key::Ask(now));
-        due.map(|waiter| waiter.no).collect()
+        let due = self.keys(Key::Ask(Instant::START)..=Key::Ask(now));
+        due.map(|(_, no)| no).collect()
     }
 
     /// Returns the calls for whose deadlines the client asks no more.
     pub(super) fn have_asked(&self) -> Vec<WaiterNo> {
-        let asked = self.of(Key::HasAsked..=Key::HasAsked);
-        asked.map(|waiter| waiter.no).collect()
+        let asked = self.keys(Key::HasAsked..=Key::HasAsked);
+        asked.map(|(_, no)| no).collect()
     }
 
     fn first(&self, keys: RangeInclusive<Key>) -> Option<(Key, WaiterNo)> {
         self.lists.as_ref()?.calls.first(keys)
     }
 
+    /// Returns the first instant of the keys of one kind.
+    fn first_at(&self, key: fn(Instant) -> Key) -> Option<Instant> {
+        let (first, _) = self.first(key(Instant::START)..=key(Instant::NEVER))?;
+        first.instant()
+    }
+
+    /// Returns those of these keys that calls have, in their order, with the numbers of the calls.
+    fn keys(&self, of: RangeInclusive<Key>) -> impl Iterator<Item = (Key, WaiterNo)> {
+        let lists = self.lists.iter();
+        lists.flat_map(move |lists| lists.calls.range(of.clone()))
+    }
+
     /// Returns the calls that have one of these keys, in the order of the keys.
     fn of(&self, keys: RangeInclusive<Key>) -> impl Iterator<Item = &Waiter> {
-        let found = self
-            .lists
-            .iter()
-            .flat_map(move |lists| lists.calls.range(keys.clone()));
-        found.filter_map(|(_, no)| self.get(no))
+        self.keys(keys).filter_map(|(_, no)| self.get(no))
     }
 }
