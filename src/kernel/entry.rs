@@ -168,10 +168,12 @@ impl LockEntry {
     }
 
     /// Returns whether a call of this client waits for the name, as far as Redis has said: then a
-    /// call that does not wait is refused, so that it does not get the name first. Walks over the
-    /// calls up to the first such one.
+    /// call that does not wait is refused, so that it does not get the name first. A call that
+    /// waits only behind the first command of another one has not been refused by anybody. Walks
+    /// over the calls up to the first such one.
     pub(super) fn is_waited_for(&self, now: Instant) -> bool {
-        !self.last.has_failed() && self.waiters.walk().any(|waiter| waiter.is_ahead(now))
+        let is_said = self.last.has_refused() && !self.last.has_failed();
+        is_said && self.waiters.walk().any(|waiter| waiter.is_ahead(now))
     }
 
     /// Returns what Redis last said about the holder, unless its lease has ended since.

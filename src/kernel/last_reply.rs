@@ -64,6 +64,11 @@ impl LastReply {
         self.refused.as_deref().cloned()
     }
 
+    /// Returns whether a reply, or a lease of this client, has ever refused a call.
+    pub(crate) fn has_refused(&self) -> bool {
+        self.refused.is_some()
+    }
+
     /// Returns whether a call may report at its deadline that the lock is taken.
     pub(crate) fn says_taken(&self, start: Instant, deadline: Instant) -> bool {
         let refused = self.refused.as_ref();

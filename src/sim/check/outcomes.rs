@@ -126,6 +126,11 @@ impl World {
 
     /// Returns whether a call of the client waits for such a name, which it was refused.
     fn is_waited_for(&self, client: usize, is_its: impl Fn(&Name) -> bool) -> bool {
+        let learnt = &self.clients[client].learnt;
+        let mut refusals = learnt.iter().filter(|it| it.taken_until.is_some());
+        if !refusals.any(|it| is_its(&it.name)) {
+            return false;
+        }
         let mut found = false;
         each_entry(&self.clients[client].kernel, &self.names, |entry| {
             let mut waiting = entry.waiters.walk();

@@ -116,6 +116,22 @@ fn call_that_does_not_wait_asks_after_a_failure() {
     }
 }
 
+/// The other one waits behind the first command of a third call. No reply has refused any of them,
+/// and the server may be silent.
+#[test]
+fn call_that_does_not_wait_asks_before_the_first_reply() {
+    for lock in all_kinds() {
+        let kernel = kernel();
+        let mut fx = Effects::default();
+        let mut first = call(&kernel, &lock, false, at(0));
+        assert!(asks(&first.begin(&kernel, at(0), &mut fx)), "{lock:?}");
+        let mut behind = call(&kernel, &lock, false, at(1));
+        let is_parked = matches!(behind.begin(&kernel, at(1), &mut fx), Step::Park(_));
+        assert_eq!(is_parked, lock.has_local_queue(), "{lock:?}");
+        assert!(asks(&tries(&kernel, &lock, 5)), "{lock:?}");
+    }
+}
+
 /// It sleeps until its pause is over, and has no place in a queue: it has no turn before that.
 #[test]
 fn call_that_does_not_wait_goes_ahead_of_a_pause_without_a_queue() {
