@@ -65,6 +65,12 @@ impl LockEntry {
         });
         let Some(n) = found else {
             let is_unanswered = end.is_err();
+            if let Err(fault) = &end
+                && sent >= self.last.heard()
+            {
+                // The engine could only say that nothing came. This call may still report why.
+                self.last.failed(sent, cx.now, fault.clone());
+            }
             return if self.answered_late(asked, end, cx) && is_unanswered {
                 ForCaller::IsUndoneLate
             } else {

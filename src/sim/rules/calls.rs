@@ -85,6 +85,30 @@ fn second_call_wakes_the_engine_too() {
     assert!(fx.engine_by.is_some());
 }
 
+/// The engine has ended the command of a thread that stands still, when that learns why there was
+/// no reply.
+#[test]
+fn call_that_is_late_still_says_why_it_failed() {
+    let (kernel, lock) = (kernel(), mutex());
+    let mut fx = Effects::default();
+    let Call { mut wants, .. } = call(&kernel, &lock, false, at(0));
+    (wants.wait, wants.deadline) = (Wait::Once, at(1_000));
+    let mut late = Call::new(&kernel, wants, at(0));
+    assert!(matches!(
+        late.begin(&kernel, at(0), &mut fx),
+        Step::Send(..)
+    ));
+    Engine::default().due(&kernel, at(1_100), &ONE_SERVER, &mut fx);
+    let fault = Fault::NotRun(Cause::text("refused"));
+    let step = late.replied(&kernel, Err(fault), at(0), at(1_101), &mut fx);
+    match fault_of(step) {
+        Failure::Unreachable {
+            cause: Some(cause), ..
+        } => assert_eq!(cause.to_string(), "refused"),
+        failure => panic!("{failure:?}"),
+    }
+}
+
 /// Nothing of the call was sent: the error says so. A call for one reply fails at once.
 #[test]
 fn open_breaker_ends_a_call_for_one_reply() {
