@@ -42,6 +42,11 @@ impl ConnectFailure {
         Self::of(error).filter(|it| matches!(it, Self::Silent | Self::ClosedUnheard(_)))
     }
 
+    /// Returns whether the peer accepted the connection and sent nothing in time.
+    pub(crate) fn is_silence(error: &RedisError) -> bool {
+        Self::of(error) == Some(&Self::Silent)
+    }
+
     /// Marks `error`, which came before any reply, if it is a timeout or a closed connection.
     ///
     /// [`RedisError::is_timeout`] and [`RedisError::is_connection_dropped`] return what they would

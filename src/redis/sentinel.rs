@@ -38,8 +38,7 @@ pub(crate) struct Sentinels {
     beliefs: Mutex<Beliefs>,
     /// For each sentinel: its reference count is the number of threads that ask it plus one.
     asking: Vec<Arc<()>>,
-    /// For each sentinel: it has accepted a connection that is being made, and has sent nothing on
-    /// it.
+    /// For each sentinel: it has accepted the last connection, and has sent nothing on it.
     awaits_first: Vec<AtomicBool>,
     /// The label of the address that was tried last, until a connection to it was made.
     trying: Mutex<Option<String>>,
@@ -277,11 +276,13 @@ impl Sentinels {
         let awaits_first = |awaits| self.awaits_first[n].store(awaits, Ordering::Relaxed);
         let progress = |it: Progress<'_>| awaits_first(matches!(it, Progress::Accepted(_)));
         let opened = Connection::open(&self.sentinel.sentinels[n], None, until, progress);
-        awaits_first(false);
+        // A sentinel that was silent still is: the thread that waits for this error may give up
+        // just before it comes.
+        awaits_first(opened.as_ref().is_err_and(ConnectFailure::is_silence));
         opened
     }
 
-    /// Returns whether a sentinel has accepted a connection, and has not sent anything on it.
+    /// Returns whether a sentinel has accepted its last connection, and has sent nothing on it.
     pub(super) fn awaits_first(&self) -> bool {
         let mut sentinels = self.awaits_first.iter();
         sentinels.any(|awaits| awaits.load(Ordering::Relaxed))

@@ -34,7 +34,7 @@ pub(crate) struct Connector {
     pub(super) dialers: ThreadGroup,
     /// Its reference count is the number of open connections plus one.
     open: Arc<()>,
-    /// The server has accepted a connection that is being made, and has not sent anything on it.
+    /// The server has accepted the last connection, and has sent nothing on it.
     awaits_first: AtomicBool,
     /// The server has replied on an earlier connection.
     has_replied: AtomicBool,
@@ -258,7 +258,8 @@ impl Connector {
         };
         let name = Some(self.connection_name.as_str());
         let opened = Connection::open(address, name, deadlines, progress);
-        awaits_first(false);
+        // A server that was silent still is: a call may give up just before it gets this error.
+        awaits_first(opened.as_ref().is_err_and(ConnectFailure::is_silence));
         let mut connection = opened?;
         self.has_replied.store(true, Ordering::Relaxed);
         connection.open = Some(Arc::clone(&self.open));
