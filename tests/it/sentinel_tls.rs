@@ -1,6 +1,8 @@
 //! Promise: TLS is decided for the sentinels, and for their master, each by itself. An error about
 //! one side says what to set for it.
 
+use std::time::Duration;
+
 use leasehold::{Client, ClientBuilder, Error};
 use support::{Sentinels, Server, Setup, exercise_every_call, ms, read_pem};
 
@@ -9,6 +11,13 @@ support::tests![
     the_error_says_which_side_to_change,
     servers_of_one_side_may_not_differ
 ];
+
+/// A sentinel or master that gets TLS and does not speak it sends nothing: the client learns that
+/// at the end of this time. It is long enough for one that answers, even on a busy machine.
+const CONNECT_TIMEOUT: Duration = ms(1_000);
+
+/// Long enough for a second attempt.
+const COMMAND_TIMEOUT: Duration = ms(2_500);
 
 fn with_certificates() -> ClientBuilder {
     Client::builder()
@@ -78,8 +87,8 @@ fn sentinels_and_their_master_may_differ() {
 
 #[track_caller]
 fn text_of(builder: ClientBuilder) -> String {
-    let builder = builder.connect_timeout(ms(500)).command_timeout(ms(500));
-    let client = builder.build().unwrap();
+    let builder = builder.connect_timeout(CONNECT_TIMEOUT);
+    let client = builder.command_timeout(COMMAND_TIMEOUT).build().unwrap();
     client
         .mutex("a")
         .try_lock()
