@@ -100,6 +100,7 @@ mod resolver;
 mod runtime;
 #[cfg(feature = "serde")]
 mod serialize;
+mod set;
 mod shortage;
 mod stats;
 mod sync;

@@ -7,7 +7,7 @@ use std::cell::Cell;
 macro_rules! mistakes {
     (kernel { $($(#[$doc:meta])* $name:ident,)+ }
      others { $($(#[$of_other:meta])* $other:ident,)+ }) => {
-        /// A mistake in the kernel, or in what else is simulated.
+        /// A mistake in the kernel, in sets, or in what else is simulated.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum Mutant {
             $($(#[$doc])* $name,)+
@@ -16,7 +16,7 @@ macro_rules! mistakes {
 
         #[cfg(sim)]
         impl Mutant {
-            /// The mistakes in the kernel.
+            /// The mistakes that the simulation must find.
             pub(crate) const ALL: &[Self] = &[$(Self::$name,)+];
         }
     };
@@ -135,28 +135,8 @@ mistakes! {
         TooLowIsRefused,
         /// A release counts once all servers have announced it.
         AllMustAnnounce,
-        /// A grant message to a set counts for the name that it asks for now.
-        MessagesGrantToSets,
-        /// A set that could not be confirmed is released while its names are held.
-        JoinIsUndone,
-        /// A set sends an id again whose command may have run.
-        SetUsesItsIdAgain,
-        /// Each name of a set is asked for under another id.
-        SetTakesFreshIds,
-        /// The names that a set kept are not released when it begins again.
-        KeptNamesAreForgotten,
-        /// The names that a set kept are released when it has them all.
-        KeptNamesAreReleased,
-        /// A set has its lease before Redis has confirmed all names.
-        SetIsNotConfirmed,
-        /// Calls that wait for a name which the set has kept are not told.
-        KeptNamesEndInSilence,
         /// A refusal counts that names a command which was undone before the reply was read.
         EndedUndoRefuses,
-        /// Release messages do not wake calls for sets without queues.
-        WatchesAreNotEnded,
-        /// A call for a set does not look at messages that came while it asked.
-        WatchBeginsAfterTheRefusal,
         /// A place is forgotten that was made before its command failed.
         RejectedEnterIsForgotten,
         /// A place is forgotten whose refresh failed.
@@ -175,12 +155,49 @@ mistakes! {
         UnwrittenReleaseIsDone,
         /// A client that learns of a move forgets the places that it has.
         MovedPlacesAreForgotten,
+        /// A set is valid as long as its first part.
+        EndIsOfTheFirstPart,
+        /// Each lost part of a set is told as a loss of the set.
+        EachPartIsTold,
+        /// A loss that is found while a set is released is told.
+        EndingIsTold,
+        /// A part that is lost before the set has them all does not count.
+        BuildingForgetsALoss,
+        /// A part is asked for although the one before was refused.
+        NextWithoutTheOneBefore,
+        /// A set that has lost a name keeps those above it.
+        CutKeepsTheUpper,
+        /// A set that has lost a name keeps its place in the queue of the one that it waited for.
+        CutLeavesItsPlace,
+        /// A set is held under the short ttl of its waiting.
+        SetIsHeldShort,
+        /// A part that no thread takes is renewed.
+        UntakenIsRenewed,
+        /// The parts of a set that is over are renewed.
+        OverIsRenewed,
+        /// The parts of a set are released at the end of its `max_hold`.
+        MaxHoldReleasesParts,
+        /// Each part of a set ends by `max_hold`.
+        PartHasMaxHold,
+        /// An operation of a set ends with that of its first part.
+        OperationEndsWithTheFirst,
+        /// A set asks for the names of the next slot although one was refused.
+        NextSlotIsAsked,
+        /// Split votes refuse a set that does not wait.
+        SplitRefusesTheSet,
+        /// A set does not look at messages that came between its refusal and its watch.
+        WatchAfterTheRefusal,
     }
     others {
+        /// Calls for a plain lock wait locally for the end of a part, which cannot be handed to
+        /// them.
+        LineWaitsForParts,
         /// A minority of the sentinels moves clients whose master serves.
         MinorityMovesClients,
         /// An old configuration is believed if the master does not answer.
         OldEpochIsBelieved,
+        /// The renewal of each part of a set is told as one of the set.
+        EachPartIsRenewed,
         /// The engine reads the first item, and records its sleep in a second critical section.
         SleepIsReadFirst,
         /// A lease is put into the schedule after its lock was dropped.
@@ -191,6 +208,10 @@ mistakes! {
         ReleasedIsLost,
         /// The end of an undo reaches its entry under the lock of the pending releases.
         UndoneUnderPending,
+        /// Release messages do not wake calls for sets without queues.
+        WatchesAreNotEnded,
+        /// A call for a set does not look at messages that came while it asked.
+        WatchBeginsAfterTheRefusal,
     }
 }
 

@@ -39,9 +39,24 @@ pub struct Name {
     hash: u64,
 }
 
-/// The bits of the hash that are the kind of the name. A hash table looks at the lowest and the
+/// Displays names: at most two of them, then the number of the others, because there can be a
+/// thousand.
+pub(crate) struct Listed<'a>(pub(crate) &'a [Name]);
+
+impl fmt::Display for Listed<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            [] => f.write_str("nothing"),
+            [name] => name.fmt(f),
+            [first, second] => write!(f, "{first} and {second}"),
+            [first, second, more @ ..] => write!(f, "{first}, {second} and {} more", more.len()),
+        }
+    }
+}
+
+/// The bit of the hash that is the kind of the name. A hash table looks at the lowest and the
 /// highest ones.
-const KIND: u64 = 3 << 32;
+const KIND: u64 = 1 << 32;
 
 /// The kind of a name: `Lock` for names that callers see. Two names of the same bytes and different
 /// kinds are unrelated.
@@ -49,7 +64,6 @@ const KIND: u64 = 3 << 32;
 enum Of {
     Lock,
     Semaphore,
-    Set,
 }
 
 /// A map keyed by lock name.
@@ -96,18 +110,6 @@ impl Name {
     /// Returns the name of a semaphore as the tables of the client contain it.
     pub(crate) fn of_semaphore(self) -> Self {
         self.of(Of::Semaphore)
-    }
-
-    /// Returns the name of a set of names in the tables of the client.
-    pub(crate) fn of_set(names: &[Self]) -> Self {
-        let parts = names.iter().flat_map(|name| {
-            let length = name.bytes.len() as u64;
-            length
-                .to_le_bytes()
-                .into_iter()
-                .chain(name.bytes.iter().copied())
-        });
-        Self::new(parts.collect()).of(Of::Set)
     }
 
     /// Returns the name as the caller gave it.

@@ -32,6 +32,7 @@ impl<T> Mutex<T> {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, T> {
+        last::check();
         MutexGuard {
             mutex: &self.0,
             guard: Some(locked(&self.0)),
@@ -66,6 +67,79 @@ impl<T> MutexGuard<'_, T> {
         drop(relock);
         result
     }
+}
+
+/// A mutex that is the last in the order of locks: a thread that has it must not lock another one.
+/// Debug builds and the simulation check that.
+#[derive(Debug, Default)]
+pub(crate) struct LastMutex<T>(Mutex<T>);
+
+/// The guard of a [`LastMutex`].
+#[derive(Debug)]
+pub(crate) struct LastGuard<'a, T>(MutexGuard<'a, T>);
+
+impl<T> LastMutex<T> {
+    pub(crate) const fn new(data: T) -> Self {
+        Self(Mutex::new(data))
+    }
+
+    pub(crate) fn lock(&self) -> LastGuard<'_, T> {
+        let guard = self.0.lock();
+        last::locked();
+        LastGuard(guard)
+    }
+}
+
+impl<T> Deref for LastGuard<'_, T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.0
+    }
+}
+
+impl<T> DerefMut for LastGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.0
+    }
+}
+
+impl<T> Drop for LastGuard<'_, T> {
+    fn drop(&mut self) {
+        last::unlocked();
+    }
+}
+
+/// Whether this thread has a mutex that is the last in the order.
+#[cfg(any(sim, debug_assertions))]
+mod last {
+    use std::cell::Cell;
+
+    thread_local! {
+        static HAS_LAST: Cell<bool> = const { Cell::new(false) };
+    }
+
+    pub(super) fn check() {
+        assert!(
+            !HAS_LAST.get(),
+            "this thread already has the last lock of the order"
+        );
+    }
+
+    pub(super) fn locked() {
+        HAS_LAST.set(true);
+    }
+
+    pub(super) fn unlocked() {
+        HAS_LAST.set(false);
+    }
+}
+
+#[cfg(not(any(sim, debug_assertions)))]
+mod last {
+    pub(super) const fn check() {}
+    pub(super) const fn locked() {}
+    pub(super) const fn unlocked() {}
 }
 
 /// Locks the mutex of a guard again when dropped.
@@ -116,5 +190,23 @@ impl Condvar {
 
     pub(crate) fn notify_all(&self) {
         self.0.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_locked_behind_the_last_mutex() {
+        let (last, other) = (LastMutex::new(1), Mutex::new(2));
+        let first = other.lock();
+        assert_eq!(*last.lock() + *first, 3);
+        drop(first);
+        let guard = last.lock();
+        let locked = std::panic::catch_unwind(|| drop(other.lock()));
+        assert!(locked.is_err());
+        drop(guard);
+        assert_eq!(*other.lock(), 2);
     }
 }

@@ -5,11 +5,14 @@ use std::time::Duration;
 
 use crate::api::lease::Lease;
 use crate::client::acquire::{self, WaitLimit};
+use crate::client::hold::{Hold, SetHold};
+use crate::client::set;
 use crate::client::shutdown::Core;
 use crate::clock::Instant;
 use crate::config::Settings;
 use crate::error::Error;
 use crate::protocol::primitive::Primitive;
+use crate::set::names::SetNames;
 use crate::taken::Taken;
 
 /// Why a call without a deadline has a guard unless it fails.
@@ -32,5 +35,18 @@ pub(super) fn acquire(
     limit: WaitLimit,
 ) -> Result<Result<Lease, Taken>, Error> {
     let acquired = acquire::acquire(&core.runtime, keys, settings, limit)?;
-    Ok(acquired.map(|acquired| Lease::new(Arc::clone(core), acquired)))
+    let lease = |(lease, token)| Lease::new(Arc::clone(core), Hold::One(lease, token));
+    Ok(acquired.map(lease))
+}
+
+/// Acquires all names; returns [`Taken`] if they were not granted by the `limit`.
+pub(super) fn acquire_set(
+    core: &Arc<Core>,
+    names: &Arc<SetNames>,
+    settings: &Settings,
+    limit: WaitLimit,
+) -> Result<Result<Lease, Taken>, Error> {
+    let acquired = set::acquire(&core.runtime, names, settings, limit)?;
+    let lease = |lease| Lease::new(Arc::clone(core), Hold::Set(SetHold::new(lease)));
+    Ok(acquired.map(lease))
 }

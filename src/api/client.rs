@@ -20,13 +20,13 @@ use crate::error::Error;
 use crate::health::{Health, HealthState};
 use crate::held::Held;
 use crate::name::Name;
-use crate::protocol::all::MutexAllKeys;
 use crate::protocol::cohort::CohortKeys;
 use crate::protocol::fair::FairMutexKeys;
 use crate::protocol::mutex::MutexKeys;
 use crate::protocol::rw_lock::RwLockKeys;
 use crate::redis::Deployment;
 use crate::runtime::Runtime;
+use crate::set::names::SetNames;
 use crate::stats::{Stats, Totals};
 use crate::thread_group::ThreadGroup;
 
@@ -290,14 +290,14 @@ impl Client {
     pub fn mutex_all<N: Into<Name>>(&self, names: impl IntoIterator<Item = N>) -> MutexAll {
         let names = names.into_iter().map(Into::into).collect();
         let runtime = self.runtime();
-        let keys = MutexAllKeys::of(
+        let names = SetNames::of(
             names,
             &runtime.config.key_prefix,
             &runtime.config.channel_prefix,
             runtime.deployment.layout(),
             runtime.has_queues(),
         );
-        MutexAll::new(Arc::clone(&self.core), keys)
+        MutexAll::new(Arc::clone(&self.core), names)
     }
 
     /// Returns the semaphore called `name`, with this many permits. Does no I/O.

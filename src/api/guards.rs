@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use crate::api::lease::Lease;
 use crate::error::Error;
+use crate::holder_id::HolderId;
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;
 use crate::token::FencingToken;
@@ -34,7 +35,7 @@ pub struct MutexGuard {
 
 /// The guard of a held set of names. Dropping it releases all of them.
 ///
-/// The names share one [`Lease`] and one holder id. See [`MutexAll`](crate::MutexAll).
+/// Its [`Lease`] is held while each name is. See [`MutexAll`](crate::MutexAll).
 ///
 /// ```
 /// # let server = leasehold::testing::Server::start();
@@ -155,6 +156,22 @@ impl MutexAllGuard {
     /// ```
     pub fn fencing_token_of(&self, name: impl Into<Name>) -> Option<FencingToken> {
         self.lease.fencing_token_of(&name.into())
+    }
+
+    /// Returns the holder id of `name`, which is the value of its key.
+    ///
+    /// Returns `None` if `name` is not part of this set.
+    ///
+    /// ```
+    /// # let server = leasehold::testing::Server::start();
+    /// # let client = server.client();
+    /// let guard = client.mutex_all(["account:1", "account:2"]).lock()?;
+    /// let holder = client.mutex("account:2").inspect()?.expect("it is held");
+    /// assert_eq!(holder.holder_id(), guard.holder_id_of("account:2"));
+    /// # Ok::<(), leasehold::Error>(())
+    /// ```
+    pub fn holder_id_of(&self, name: impl Into<Name>) -> Option<&HolderId> {
+        self.lease.holder_id_of(&name.into())
     }
 }
 

@@ -6,14 +6,12 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded};
 
-use crate::client::acquire::Acquired;
-use crate::client::renew::Holding;
+use crate::client::hold::{AnyHolding, Hold};
 use crate::client::shutdown::{Core, stop};
 use crate::clock::Instant;
 use crate::error::Error;
 use crate::holder_id::HolderId;
-use crate::kernel::held::HeldLease;
-use crate::kernel::lease::{LeaseStatus, Wanted};
+use crate::kernel::lease::LeaseStatus;
 use crate::lost::Lost;
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;
@@ -96,22 +94,20 @@ use crate::token::FencingToken;
 pub struct Lease {
     /// `None` only at the end of `drop`.
     core: Option<Arc<Core>>,
-    hold: Arc<HeldLease>,
+    hold: Hold,
     /// The first of the names, as the caller gave it.
     name: Name,
-    /// Identifies this holder: local hand-offs give a lease several holders, one after another.
-    token: FencingToken,
     /// The deadline of the release, and of ending the client if this guard is its last handle.
     /// `None` until the guard releases.
     release_by: Option<Instant>,
 }
 
 impl Lease {
-    pub(super) fn new(core: Arc<Core>, (hold, token): Acquired) -> Self {
+    pub(super) fn new(core: Arc<Core>, hold: Hold) -> Self {
         Self {
             core: Some(core),
-            name: hold.lock.key(0).name.as_given(),
-            token,
+            // A call for a set without names fails.
+            name: hold.names()[0].as_given(),
             hold,
             release_by: None,
         }
@@ -132,7 +128,7 @@ impl Lease {
     }
 
     pub(super) fn names(&self) -> &[Name] {
-        &self.hold.lock.names
+        self.hold.names()
     }
 
     /// Returns the fencing token, which is higher than that of every earlier holder.
@@ -163,11 +159,15 @@ impl Lease {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn fencing_token(&self) -> FencingToken {
-        self.token
+        self.hold.token()
     }
 
     pub(super) fn fencing_token_of(&self, name: &Name) -> Option<FencingToken> {
-        self.hold.token_of(name, self.token)
+        self.hold.token_of(name)
+    }
+
+    pub(super) fn holder_id_of(&self, name: &Name) -> Option<&HolderId> {
+        self.hold.id_of(name)
     }
 
     /// Returns the id of the lease, which is the value of the lock's key in Redis.
@@ -185,7 +185,7 @@ impl Lease {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn holder_id(&self) -> &HolderId {
-        &self.hold.id
+        self.hold.id()
     }
 
     /// Returns true only if the lock is certainly held at this moment.
@@ -315,7 +315,7 @@ impl Lease {
     pub fn renew(&self) -> Result<(), Error> {
         self.check_process()?;
         let deadline = self.deadline(Instant::now());
-        self.holding().operate(Wanted::Renew, deadline)
+        self.holding().renew(deadline)
     }
 
     /// Sets the lease's ttl, for now and for later renewals.
@@ -407,12 +407,8 @@ impl Lease {
         &core.expect("only `drop` takes it").runtime
     }
 
-    fn holding(&self) -> Holding<'_> {
-        Holding {
-            runtime: self.runtime(),
-            lease: &self.hold,
-            token: self.token,
-        }
+    fn holding(&self) -> AnyHolding<'_> {
+        self.hold.with(self.runtime())
     }
 
     fn deadline(&self, now: Instant) -> Instant {
@@ -421,8 +417,10 @@ impl Lease {
 
     /// Makes the holder a reader. Does nothing in a child of the process that holds the lock.
     pub(super) fn downgrade(&self, reader: &Arc<dyn Primitive>) {
-        if self.check_process().is_ok() {
-            self.holding().downgrade(reader);
+        if self.check_process().is_ok()
+            && let AnyHolding::One(holding) = self.holding()
+        {
+            holding.downgrade(reader);
         }
     }
 
@@ -451,9 +449,9 @@ impl Lease {
             Err(error) => format!("{error:?}"),
         };
         f.debug_struct(guard)
-            .field("name", &self.hold.lock.names)
-            .field("holder_id", &self.hold.id)
-            .field("fencing_token", &self.token)
+            .field("name", &self.hold.names())
+            .field("holder_id", self.hold.id())
+            .field("fencing_token", &self.hold.token())
             .field("status", &format_args!("{status}"))
             .finish()
     }
@@ -465,7 +463,7 @@ impl Drop for Lease {
         if self.release_by.is_none() {
             if self.check_process().is_err() {
                 // The child never drops the lease either: see the drop of `Core`.
-                std::mem::forget(Arc::clone(&self.hold));
+                std::mem::forget(self.hold.clone());
                 return;
             }
             // A failure is logged where it happens.

@@ -1,24 +1,25 @@
 //! The lock of several names: its settings, and the calls that acquire it.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::api::calls::{ENDLESS, wait_limit};
+use crate::api::calls::{ENDLESS, acquire_set, wait_limit};
 use crate::api::guards::MutexAllGuard;
-use crate::api::mutex::Mutex;
 use crate::api::sections::section_calls;
 use crate::api::settings::lock_settings;
 use crate::client::acquire::WaitLimit;
 use crate::client::shutdown::Core;
+use crate::config::Settings;
 use crate::error::Error;
 use crate::name::Name;
-use crate::protocol::primitive::Primitive;
+use crate::set::names::SetNames;
 use crate::taken::Taken;
 
 /// A lock of several names, which acquires all of them or none.
 ///
 /// [`Client::mutex_all`](crate::Client::mutex_all) makes it. It has the settings and calls of
-/// [`Mutex`], except for local hand-offs and the calls for operators: use those of
+/// [`Mutex`](crate::Mutex), except for local hand-offs and the calls for operators: use those of
 /// [`Client::mutex`](crate::Client::mutex) for each name.
 ///
 /// A name is the same lock alone and in a set. While one client holds it alone, a call that wants
@@ -26,11 +27,15 @@ use crate::taken::Taken;
 ///
 /// # All or none
 ///
-/// On one server, with Sentinel, and on each server of a quorum, one script acquires all names if
-/// they are free. In a cluster this holds for names in the same slot; give them the same hash tag,
-/// as in `{order:7}:stock` and `{order:7}:bill`. Names in several slots are acquired one after the
-/// other, in the order of the slots; each takes a round trip. If one is refused to a call that does
-/// not wait, that call releases those before it.
+/// A guard exists only while all names are held. A free set takes one round trip to acquire: the
+/// names are asked for in ascending order, in one write, each only if the one before was granted.
+/// In a cluster that is one round trip for each slot, in the order of the slots; give the names one
+/// hash tag, as in `{order:7}:stock` and `{order:7}:bill`.
+///
+/// If a name is refused, the call gives back those below it. Until then, for one round trip, other
+/// calls find these taken, although no guard exists. Of overlapping sets that are asked for at the
+/// same time, one gets all its names. Over a quorum the names are asked for side by side: two
+/// `try_lock` of overlapping sets at the same time can both be refused.
 ///
 /// Sets cannot deadlock with each other, in whatever order the callers list the names.
 ///
@@ -56,9 +61,13 @@ use crate::taken::Taken;
 ///
 /// # Loss
 ///
-/// The names share one lease, which is renewed as a whole. If one name is lost, all are lost, and
-/// the others are released in the background. After [`max_hold`](Self::max_hold) they stay taken
-/// until the guard is dropped or their ttl ends, because the critical section may still run.
+/// Each name has its own lease and its own holder id; the leases are renewed together. If one name
+/// is lost, all are lost, once and for good, and the others are released in the background. After
+/// [`max_hold`](Self::max_hold) they stay taken until the guard is dropped or their ttl ends,
+/// because the critical section may still run.
+///
+/// [`set_ttl`](crate::Lease::set_ttl) and [`renew`](crate::Lease::renew) ask Redis for each name.
+/// If one of them fails, the others may have been changed.
 ///
 /// # Fencing tokens
 ///
@@ -69,8 +78,8 @@ use crate::taken::Taken;
 ///
 /// # Settings
 ///
-/// Callbacks run once for the whole set; `on_renew` reports the first name. In a cluster,
-/// `min_replicas` applies to the master of each slot.
+/// Callbacks run once for the whole set. `on_renew` runs when each name has been renewed once more,
+/// and reports the first name. In a cluster, `min_replicas` applies to the master of each slot.
 ///
 /// ```
 /// # let server = leasehold::testing::Server::start();
@@ -81,13 +90,30 @@ use crate::taken::Taken;
 /// }
 /// # Ok::<(), leasehold::Error>(())
 /// ```
-#[derive(Clone, Debug)]
-pub struct MutexAll(Mutex);
+#[derive(Clone)]
+pub struct MutexAll {
+    core: Arc<Core>,
+    names: Arc<SetNames>,
+    settings: Settings,
+}
 
 impl MutexAll {
-    pub(super) fn new(core: Arc<Core>, keys: Arc<dyn Primitive>) -> Self {
-        // Sets are never handed off, not even a set of one name: all sets behave alike.
-        Self(Mutex::new(core, keys).local_handoffs(0))
+    pub(super) fn new(core: Arc<Core>, names: Arc<SetNames>) -> Self {
+        // Sets are never handed off.
+        let settings = Settings {
+            handoffs: Some(0),
+            ..Settings::default()
+        };
+        Self {
+            core,
+            names,
+            settings,
+        }
+    }
+
+    fn acquire(&self, limit: WaitLimit) -> Result<Result<MutexAllGuard, Taken>, Error> {
+        let lease = acquire_set(&self.core, &self.names, &self.settings, limit)?;
+        Ok(lease.map(MutexAllGuard::new))
     }
 }
 
@@ -95,7 +121,7 @@ lock_settings!(
     MutexAll,
     r#"let seats = client.mutex_all(["seat:12A", "seat:12B"])"#,
     "let guard = seats.lock()?;",
-    0.settings
+    settings
 );
 
 /// Acquiring.
@@ -111,7 +137,7 @@ impl MutexAll {
     /// assert_eq!(accounts.names(), ["account:1", "account:2"]);
     /// ```
     pub fn names(&self) -> &[Name] {
-        &self.0.keys.names
+        self.names.names()
     }
 
     /// Acquires all names, waiting until they are granted.
@@ -127,10 +153,10 @@ impl MutexAll {
     ///
     /// # Errors
     ///
-    /// The errors of [`Mutex::lock`], and [`Error::Config`] if there is no name.
+    /// The errors of [`Mutex::lock`](crate::Mutex::lock), and [`Error::Config`] if there is no
+    /// name.
     pub fn lock(&self) -> Result<MutexAllGuard, Error> {
-        let lease = self.0.acquire(WaitLimit::Endless)?;
-        Ok(MutexAllGuard::new(lease.expect(ENDLESS)))
+        Ok(self.acquire(WaitLimit::Endless)?.expect(ENDLESS))
     }
 
     /// Acquires all names if they are free; returns [`Taken`] if one is held.
@@ -149,15 +175,15 @@ impl MutexAll {
     ///
     /// # Errors
     ///
-    /// The errors of [`Mutex::try_lock`] and [`lock`](Self::lock).
+    /// The errors of [`Mutex::try_lock`](crate::Mutex::try_lock) and [`lock`](Self::lock).
     pub fn try_lock(&self) -> Result<Result<MutexAllGuard, Taken>, Error> {
-        Ok(self.0.acquire(WaitLimit::None)?.map(MutexAllGuard::new))
+        self.acquire(WaitLimit::None)
     }
 
     /// Acquires all names, waiting for at most `limit`; returns [`Taken`] if one is held then.
     ///
-    /// The rule of [`Mutex::try_lock_for`] decides between `Taken` and an error. It applies to the
-    /// name that the call waits for.
+    /// The rule of [`Mutex::try_lock_for`](crate::Mutex::try_lock_for) decides between `Taken` and
+    /// an error. It applies to the name that the call waits for.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -173,9 +199,18 @@ impl MutexAll {
     ///
     /// # Errors
     ///
-    /// The errors of [`Mutex::try_lock_for`] and [`lock`](Self::lock).
+    /// The errors of [`Mutex::try_lock_for`](crate::Mutex::try_lock_for) and [`lock`](Self::lock).
     pub fn try_lock_for(&self, limit: Duration) -> Result<Result<MutexAllGuard, Taken>, Error> {
-        Ok(self.0.acquire(wait_limit(limit))?.map(MutexAllGuard::new))
+        self.acquire(wait_limit(limit))
+    }
+}
+
+impl fmt::Debug for MutexAll {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MutexAll")
+            .field("names", &self.names.names())
+            .field("settings", &self.settings)
+            .finish()
     }
 }
 

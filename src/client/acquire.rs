@@ -1,5 +1,7 @@
 //! Acquires a lock: checks the call, runs it on the calling thread, and counts the outcome.
 
+use std::fmt::Display;
+use std::slice;
 use std::sync::Arc;
 use std::thread::{self, ThreadId};
 use std::time::Duration;
@@ -10,11 +12,12 @@ use crate::client::{failure, taken};
 use crate::clock::{Instant, nap, sleep};
 use crate::config::{LeaseTerms, Settings};
 use crate::error::Error;
-use crate::kernel::acquiring::Acquiring;
-use crate::kernel::call::{CallTerms, Step};
+use crate::holder_id::HolderId;
+use crate::kernel::call::{Call, CallTerms, Step};
 use crate::kernel::command::Command;
 use crate::kernel::effects::Effects;
 use crate::kernel::held::{HeldLease, Holder, Reports};
+use crate::kernel::unlock::Unlock;
 use crate::kernel::waiter::{Failure, Outcome, Refused, Wait};
 use crate::logging;
 use crate::protocol::primitive::Primitive;
@@ -36,13 +39,15 @@ pub(crate) enum WaitLimit {
 /// A lease, and the token of the holder that it was acquired for.
 pub(crate) type Acquired = (Arc<HeldLease>, FencingToken);
 
-/// A call that acquires a lock.
+/// A call that acquires a lock, or the locks of a set.
 pub(super) struct Caller<'a> {
     pub(super) runtime: &'a Arc<Runtime>,
-    pub(super) lock: &'a Arc<dyn Primitive>,
+    pub(super) locks: &'a [Arc<dyn Primitive>],
+    /// What it acquires, for messages.
+    pub(super) what: &'a dyn Display,
     pub(super) settings: &'a Settings,
-    limit: WaitLimit,
-    start: Instant,
+    pub(super) limit: WaitLimit,
+    pub(super) start: Instant,
 }
 
 /// Acquires the lock, waiting within `limit`. Returns [`Taken`] if it is taken then, or at the
@@ -53,86 +58,113 @@ pub(crate) fn acquire(
     settings: &Settings,
     limit: WaitLimit,
 ) -> Result<Result<Acquired, Taken>, Error> {
-    runtime.process.check()?;
-    if (settings.cancel.as_ref()).is_some_and(|it| !it.process().is_that_of(runtime.process)) {
-        return Err(Error::Forked);
-    }
     let caller = Caller {
         runtime,
-        lock,
+        locks: slice::from_ref(lock),
+        what: lock,
         settings,
         limit,
         start: Instant::now(),
     };
+    caller.check_process()?;
     let mut has_waited = false;
-    let outcome = caller.run(&mut has_waited);
-    caller.count(&outcome, has_waited);
+    let outcome = caller.run(lock, &mut has_waited);
+    caller.count(&outcome, |(lease, _)| lease.since(), has_waited);
     outcome
 }
 
 impl Caller<'_> {
-    fn run(&self, has_waited: &mut bool) -> Result<Result<Acquired, Taken>, Error> {
+    fn run(
+        &self,
+        lock: &Arc<dyn Primitive>,
+        has_waited: &mut bool,
+    ) -> Result<Result<Acquired, Taken>, Error> {
         let runtime = self.runtime;
-        runtime.check(self.lock)?;
-        let terms = self.settings.terms(&runtime.config)?;
-        runtime.deployment.check_terms(&terms)?;
-        self.check_not_ended()?;
-        self.start_threads()?;
-        let wants = self.terms_of_call(terms);
-        self.release_lingering(&wants);
+        runtime.check(lock)?;
+        let terms = self.prepare()?;
+        let (wait, deadline) = self.waits();
+        let wants = CallTerms {
+            lock: Arc::clone(lock),
+            terms,
+            wait,
+            deadline,
+            holder: self.holder(&terms),
+            by_engine: self.settings.cancel.is_some(),
+        };
+        let now = self.start;
+        let lingering = runtime.decide(|kernel, fx| kernel.release_for(&wants, now, fx));
+        self.release_lingering(lingering, deadline);
         let mut call = Running::new(self, wants);
         let outcome = call.run();
         *has_waited = call.call.has_waited();
         drop(call);
         match outcome {
             Outcome::Lease(lease, token) => {
-                self.log_granted(&lease, token, &terms);
+                let id = &lease.id;
+                self.log_granted(id, token, &terms);
                 Ok(Ok((lease, token)))
             }
             Outcome::Refused(last) => self.refused(last.as_ref()),
-            Outcome::Failed(why) => Err(failure::error(runtime, &**self.lock, why, Instant::now())),
+            Outcome::Failed(why) => Err(failure::error(runtime, &**lock, why, Instant::now())),
         }
     }
 
-    fn terms_of_call(&self, terms: LeaseTerms) -> CallTerms {
-        let settings = self.settings;
-        let (wait, deadline) = match self.limit {
+    /// Returns [`Error::Forked`] in a child of the process that made the client or the token.
+    pub(super) fn check_process(&self) -> Result<(), Error> {
+        let process = self.runtime.process;
+        process.check()?;
+        match &self.settings.cancel {
+            Some(token) if !token.process().is_that_of(process) => Err(Error::Forked),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the terms of the lease, after what can fail without a command.
+    pub(super) fn prepare(&self) -> Result<LeaseTerms, Error> {
+        let terms = self.settings.terms(&self.runtime.config)?;
+        self.runtime.deployment.check_terms(&terms)?;
+        self.check_not_ended()?;
+        self.start_threads()?;
+        Ok(terms)
+    }
+
+    /// Returns how the call waits, and until when.
+    pub(super) fn waits(&self) -> (Wait, Instant) {
+        let queue = || Wait::Queue(self.settings.wait);
+        match self.limit {
             WaitLimit::None => {
                 let timeout = self.runtime.deployment.command_timeout();
                 (Wait::Once, self.start.after(timeout))
             }
-            WaitLimit::Until(deadline) => (Wait::Queue(settings.wait), deadline),
-            WaitLimit::Endless => (Wait::Queue(settings.wait), Instant::NEVER),
-        };
-        CallTerms {
-            lock: Arc::clone(self.lock),
-            terms,
-            wait,
-            deadline,
-            holder: Holder {
-                handoffs: terms.handoffs,
-                linger: terms.linger,
-                thread: this_thread(),
-                is_silent: false,
-                reports: reports_of(settings),
-            },
-            by_engine: settings.cancel.is_some(),
+            WaitLimit::Until(deadline) => (queue(), deadline),
+            WaitLimit::Endless => (queue(), Instant::NEVER),
         }
     }
 
-    /// Releases what lingers under the names of the lock, unless this call takes it. What gets no
-    /// reply is repeated in the background; then Redis refuses the call until that has run.
-    fn release_lingering(&self, wants: &CallTerms) {
-        let now = self.start;
-        let releases = (self.runtime).decide(|kernel, fx| kernel.release_for(wants, now, fx));
+    pub(super) fn holder(&self, terms: &LeaseTerms) -> Holder {
+        Holder {
+            handoffs: terms.handoffs,
+            linger: terms.linger,
+            thread: this_thread(),
+            reports: reports_of(self.settings),
+        }
+    }
+
+    /// Releases what lingers under the names of the call, and what the call does not take. What
+    /// gets no reply is repeated in the background; then Redis refuses the call until that has run.
+    pub(super) fn release_lingering(
+        &self,
+        lingering: Vec<(Arc<HeldLease>, Unlock)>,
+        deadline: Instant,
+    ) {
         let timeout = self.runtime.deployment.command_timeout();
-        let until = wants.deadline.min(now.after(timeout));
-        for (lease, release) in releases {
+        let until = deadline.min(self.start.after(timeout));
+        for (lease, release) in lingering {
             let _ = release_unheld(self.runtime, &lease, release, until);
         }
     }
 
-    fn is_cancelled(&self) -> bool {
+    pub(super) fn is_cancelled(&self) -> bool {
         let token = self.settings.cancel.as_ref();
         token.is_some_and(CancelToken::is_cancelled)
     }
@@ -178,11 +210,17 @@ impl Caller<'_> {
         }
     }
 
-    fn count(&self, outcome: &Result<Result<Acquired, Taken>, Error>, has_waited: bool) {
+    /// Counts the outcome; `since` returns when a holding began.
+    pub(super) fn count<T>(
+        &self,
+        outcome: &Result<Result<T, Taken>, Error>,
+        since: impl FnOnce(&T) -> Option<Instant>,
+        has_waited: bool,
+    ) {
         let counters = &self.runtime.meters.counters;
         match (outcome, self.limit) {
-            (Ok(Ok((lease, _))), _) => {
-                let since = lease.since().unwrap_or(self.start);
+            (Ok(Ok(acquired)), _) => {
+                let since = since(acquired).unwrap_or(self.start);
                 let meters = &self.runtime.meters;
                 meters.acquired(has_waited, self.start.until(since));
             }
@@ -200,7 +238,7 @@ impl Caller<'_> {
 struct Running<'a> {
     caller: &'a Caller<'a>,
     deadline: Instant,
-    call: Acquiring,
+    call: Call,
     is_over: bool,
 }
 
@@ -208,7 +246,7 @@ impl<'a> Running<'a> {
     fn new(caller: &'a Caller<'a>, wants: CallTerms) -> Self {
         Self {
             deadline: wants.deadline,
-            call: Acquiring::new(&caller.runtime.kernel, wants, caller.start),
+            call: Call::new(&caller.runtime.kernel, wants, caller.start),
             caller,
             is_over: false,
         }
@@ -251,7 +289,7 @@ impl<'a> Running<'a> {
         let mut step = None;
         runtime.acquire(command, until, &mut |end, sent| {
             let now = Instant::now();
-            step = Some(self.call.replied(&runtime.kernel, end, [sent, now], fx));
+            step = Some(self.call.replied(&runtime.kernel, end, sent, now, fx));
             fx.undo.take()
         });
         step.expect("`Runtime::acquire` reports the end of each command")
@@ -290,7 +328,7 @@ impl Drop for Running<'_> {
 
 impl Caller<'_> {
     /// Returns the outcome of a call that was refused.
-    fn refused(&self, last: Option<&Refused>) -> Result<Result<Acquired, Taken>, Error> {
+    pub(super) fn refused<T>(&self, last: Option<&Refused>) -> Result<Result<T, Taken>, Error> {
         // Without a deadline, only the attempt limit of the policy ends a wait without the lock.
         if let (WaitLimit::Endless, WaitPolicy::Backoff(backoff)) =
             (self.limit, &self.settings.wait)
@@ -299,8 +337,11 @@ impl Caller<'_> {
             return Err(Error::AttemptsUsedUp { attempts });
         }
         let now = Instant::now();
-        let held = (self.runtime).decide(|kernel, fx| kernel.holder_of(&**self.lock, now, fx));
-        let taken = taken::taken(&**self.lock, held, last, now);
+        let held = (self.runtime).decide(|kernel, fx| {
+            let mut locks = self.locks.iter().enumerate();
+            locks.find_map(|(n, lock)| Some((n, kernel.holder_of(&**lock, now, fx)?)))
+        });
+        let taken = taken::taken(self.locks, held, last, now);
         self.log_refused("refused", taken.remaining());
         Ok(Err(taken))
     }
@@ -309,22 +350,23 @@ impl Caller<'_> {
         self.settings.ttl.unwrap_or(self.runtime.config.ttl)
     }
 
-    fn log_granted(&self, lease: &HeldLease, token: FencingToken, terms: &LeaseTerms) {
+    pub(super) fn log_granted(&self, id: &HolderId, token: FencingToken, terms: &LeaseTerms) {
         // Called for a record only: reading the clock costs time.
         let waited = || self.start.until(Instant::now());
         logging::debug!(
-            name:% = lease.lock, holder:% = lease.id.short(), token = token.value(),
+            name:% = self.what, holder:% = id.short(), token = token.value(),
             ttl_ms = terms.ttl.as_millis() as u64, waited_us = waited().as_micros() as u64,
             outcome = "acquired", trace_id = self.settings.trace_id.as_deref();
             "acquired {} (holder {}, token {token}, ttl {:?}, waited {:?})",
-            lease.lock, lease.id.short(), terms.ttl, waited()
+            self.what, id.short(), terms.ttl, waited()
         );
     }
 
-    fn log_waiting(&self) {
+    pub(super) fn log_waiting(&self) {
         self.log_refused("waiting", None);
-        if is_held_by_us(self.runtime, self.lock).0 {
-            let name = self.lock.keys().key(0).name;
+        let mut locks = self.locks.iter();
+        if let Some(lock) = locks.find(|lock| is_held_by_us(self.runtime, lock).0) {
+            let name = lock.keys().key(0).name;
             logging::warn!(
                 name:% = name;
                 "this thread waits for {name}, which it locked itself: locks are not reentrant"
@@ -335,10 +377,10 @@ impl Caller<'_> {
     /// Logs a refusal; `outcome` says what follows from it.
     fn log_refused(&self, outcome: &str, remaining: Option<Duration>) {
         logging::debug!(
-            name:% = self.lock, outcome = outcome, ttl_ms = self.ttl().as_millis() as u64,
+            name:% = self.what, outcome = outcome, ttl_ms = self.ttl().as_millis() as u64,
             remaining_ms = remaining.map(|left| left.as_millis() as u64),
             trace_id = self.settings.trace_id.as_deref();
-            "{outcome} {}: the lock is held, or other calls are ahead in its queue", self.lock
+            "{outcome} {}: the lock is held, or other calls are ahead in its queue", self.what
         );
     }
 }

@@ -310,7 +310,7 @@ fn holders(
         return names.map(|keys| by_majority(runtime, keys)).collect();
     }
     let calls: Vec<Call<'_>> = names.iter().map(|keys| keys.inspect()).collect();
-    let answers = server.read_all(&calls, until)?;
+    let (answers, _) = server.calls(&calls, until, Cap::Counted, None)?;
     let holders = answers.into_iter().zip(calls).map(|(answer, call)| {
         let answer = match answer {
             Err(NodeFault::Redirected(..) | NodeFault::NoScript) => {

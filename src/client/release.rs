@@ -1,9 +1,10 @@
 //! Ends a holding: hands the lease off, or releases it; the engine repeats what got no reply.
 
+use std::slice;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::cause::Rounded;
+use crate::client::end_record::EndRecord;
 use crate::client::renew::Holding;
 use crate::clock::{Instant, sleep};
 use crate::config::SHORTEST_TTL;
@@ -14,7 +15,6 @@ use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{LeaseStatus, OperationCell};
 use crate::kernel::release_tries::{NextTry, ReleaseTries};
 use crate::kernel::unlock::{Unlock, Unlocked};
-use crate::logging;
 use crate::lost::Lost;
 use crate::protocol::answer::Answer;
 use crate::redis::{Fault, IgnoredRelease};
@@ -23,9 +23,7 @@ use crate::runtime::Runtime;
 /// A holding that ends.
 struct Ending<'a> {
     of: Holding<'a>,
-    /// When the holding began.
-    since: Option<Instant>,
-    trace_id: Option<Arc<str>>,
+    record: EndRecord<'a>,
     deadline: Instant,
 }
 
@@ -66,24 +64,13 @@ impl Holding<'_> {
     ///
     /// The holding goes on if `end` is too far away for a ttl, or the lease was found lost.
     pub(crate) fn keep_until(self, end: Instant) -> Result<(), Error> {
-        let deployment = &self.runtime.deployment;
-        // Redis counts whole milliseconds: rounded up, the key does not expire before `end`.
-        let left = match end {
-            // The time was too long for a sum of instants: it is too long for a ttl, too.
-            Instant::NEVER => Duration::MAX,
-            end => (Instant::now().until(end)).saturating_add(Duration::from_millis(1)),
-        };
-        // The lease must not end before the reply arrives, which would look like a loss.
-        let reply = deployment.command_timeout().saturating_mul(2);
-        let left = left.max(reply).max(SHORTEST_TTL);
+        let left = ttl_until(self.runtime, end);
         let mut outcome = self.set_ttl(left);
         if let Err(Error::Config(_) | Error::Lost(_)) = outcome {
             return outcome;
         }
         if outcome.is_ok() && self.lease.may_be_shortened(left) {
-            outcome = Err(deployment.unreachable(Cause::text(
-                "an earlier change of this ttl is still without a reply, and may run later",
-            )));
+            outcome = Err(may_be_shortened(self.runtime));
         }
         let (lease, token, now) = (self.lease, self.token, Instant::now());
         let ending = Ending::new(self, now);
@@ -97,6 +84,26 @@ impl Holding<'_> {
         ending.log("kept until it expires", outcome.as_ref().err());
         outcome
     }
+}
+
+/// Returns the ttl of a key that must not expire before `end`.
+pub(super) fn ttl_until(runtime: &Runtime, end: Instant) -> Duration {
+    // Redis counts whole milliseconds: rounded up, the key does not expire before `end`.
+    let left = match end {
+        // The time was too long for a sum of instants: it is too long for a ttl, too.
+        Instant::NEVER => Duration::MAX,
+        end => (Instant::now().until(end)).saturating_add(Duration::from_millis(1)),
+    };
+    // The lease must not end before the reply arrives, which would look like a loss.
+    let reply = runtime.deployment.command_timeout().saturating_mul(2);
+    left.max(reply).max(SHORTEST_TTL)
+}
+
+/// Returns the error of a change of a ttl beside a shorter one that may run later.
+pub(super) fn may_be_shortened(runtime: &Runtime) -> Error {
+    runtime.deployment.unreachable(Cause::text(
+        "an earlier change of this ttl is still without a reply, and may run later",
+    ))
 }
 
 /// Ends a lease that lingered, whose release has begun.
@@ -133,10 +140,20 @@ pub(crate) fn release_lingering(runtime: &Runtime) -> Result<(), Error> {
 
 impl<'a> Ending<'a> {
     fn new(of: Holding<'a>, deadline: Instant) -> Self {
+        let lease = of.lease;
+        let record = EndRecord {
+            runtime: of.runtime,
+            locks: slice::from_ref(&lease.lock),
+            what: &lease.lock,
+            id: &lease.id,
+            token: of.token,
+            since: lease.since(),
+            trace_id: lease.trace_id(),
+            ttl_ms: lease.ttl_ms(),
+        };
         Self {
             of,
-            since: of.lease.since(),
-            trace_id: of.lease.trace_id(),
+            record,
             deadline,
         }
     }
@@ -149,10 +166,7 @@ impl<'a> Ending<'a> {
         };
         // The other half of the time is for the release. If the renewal fails, the lease is not
         // handed off. It is not tried at a server that has just left a release without an answer.
-        let is_ignored = (self.of.runtime.deployment)
-            .ignored_release(&self.of.lease.lock)
-            .is_some();
-        let until = if is_ignored {
+        let until = if self.record.ignored().is_some() {
             now
         } else {
             now.after(now.until(self.deadline) / 2)
@@ -169,24 +183,20 @@ impl<'a> Ending<'a> {
 
     /// Sends the release until a reply shows what it found, or until the deadline.
     fn send(&self, command: &Command, start: Instant) -> Result<(), Error> {
-        let ignored = self
-            .of
-            .runtime
-            .deployment
-            .ignored_release(&self.of.lease.lock);
+        let ignored = self.record.ignored();
         let tries_once = ignored.is_some();
         if let Some(ignored) = ignored.filter(|ignored| !ignored.was_refused) {
             let end = Err(Fault::NotRun(ignored.cause.clone()));
             self.unlocked(end, false);
             self.count(true, start);
-            let error = self.sent_in_background(&ignored.cause);
+            let error = self.record.sent_in_background(&ignored.cause);
             self.log("release to be repeated", Some(&error));
             return Err(error);
         }
         let (end, may_have_run, failure) = self.send_until_answered(command, tries_once);
         let error = match (&end, failure) {
             (Ok(_), _) => None,
-            (Err(_), Some(ignored)) => Some(self.not_released(start, ignored)),
+            (Err(_), Some(ignored)) => Some(self.record.not_released(start, ignored)),
             (Err(fault), None) => Some(self.of.runtime.deployment.error(fault.clone())),
         };
         let unlocked = self.unlocked(end, may_have_run);
@@ -199,7 +209,7 @@ impl<'a> Ending<'a> {
                 self.log("release to be repeated", Some(&error));
                 Err(error)
             }
-            (Unlocked::Unconfirmed, None) => Err(self.unexpected()),
+            (Unlocked::Unconfirmed, None) => Err(self.record.unexpected()),
             (Unlocked::Released, None) => {
                 self.log("released", None);
                 Ok(())
@@ -244,10 +254,9 @@ impl<'a> Ending<'a> {
 
     /// Waits for the end of a release that the engine sends.
     fn wait(&self, cell: &Arc<OperationCell>, start: Instant) -> Result<(), Error> {
-        let deployment = &self.of.runtime.deployment;
-        let outcome = match deployment.ignored_release(&self.of.lease.lock) {
+        let outcome = match self.record.ignored() {
             // The engine sends it in the background.
-            Some(ignored) => Err(self.sent_in_background(&ignored.cause)),
+            Some(ignored) => Err(self.record.sent_in_background(&ignored.cause)),
             None => self.of.wait_for(cell, self.deadline),
         };
         if let Err(Error::Unreachable { cause, .. }) = &outcome {
@@ -255,7 +264,7 @@ impl<'a> Ending<'a> {
                 cause: cause.clone(),
                 was_refused: false,
             };
-            deployment.note_ignored_release(&self.of.lease.lock, start, &ignored);
+            self.record.note_ignored(start, &ignored);
         }
         let lost = match self.of.status() {
             LeaseStatus::Lost(lost) => Some(lost),
@@ -275,62 +284,16 @@ impl<'a> Ending<'a> {
         }
     }
 
-    /// Counts the end of the holding.
     fn count(&self, in_time: bool, now: Instant) {
-        if let Some(since) = self.since {
-            self.of.runtime.meters.released(in_time, since.until(now));
-        }
-    }
-
-    /// Returns the error of a release that is only sent in the background: each of many releases
-    /// would wait for a whole command timeout. An earlier one got no answer for this `cause`.
-    fn sent_in_background(&self, cause: &Cause) -> Error {
-        self.of.runtime.deployment.unreachable(Cause::silence(format!(
-            "no answer since an earlier release failed ({cause}); this release is repeated in the \
-             background"
-        )))
-    }
-
-    /// Returns the error of a release that began at `start` and failed. Releases that follow at
-    /// once do not wait as long.
-    fn not_released(&self, start: Instant, ignored: IgnoredRelease) -> Error {
-        let deployment = &self.of.runtime.deployment;
-        deployment.note_ignored_release(&self.of.lease.lock, start, &ignored);
-        deployment.unreachable(ignored.cause.unserved_for(start.until(Instant::now())))
-    }
-
-    fn unexpected(&self) -> Error {
-        let cause = Cause::text("unexpected reply to the release script");
-        self.of.runtime.deployment.unreachable(cause)
+        self.record.count(in_time, now);
     }
 
     fn log(&self, outcome: &str, error: Option<&Error>) {
-        let lease = self.of.lease;
-        let why = error.map_or_else(String::new, |error| {
-            let may_last = Rounded(lease.key_may_last_at(Instant::now()));
-            format!(": {error}; without a release the key may stay for {may_last}")
-        });
-        logging::record!(
-            if error.is_some() { log::Level::Warn } else { log::Level::Debug },
-            name:% = lease.lock, holder:% = lease.id.short(), token = self.of.token.value(),
-            outcome = outcome, ttl_ms = lease.ttl_ms(), trace_id = self.trace_id.as_deref();
-            "{outcome} {} (holder {}){why}", lease.lock, lease.id.short()
-        );
+        let may_last = |now| self.of.lease.key_may_last_at(now);
+        self.record.log(outcome, error, may_last);
     }
 
     fn log_lost(&self, lost: Lost) {
-        let lease = self.of.lease;
-        let why = match lost {
-            Lost::Expired if lease.is_renewed() => {
-                " (no renewal reached Redis in time, or this process stood still)"
-            }
-            Lost::Expired => " (it was not renewed: auto_renew is off)",
-            _ => "",
-        };
-        logging::warn!(
-            name:% = lease.lock, holder:% = lease.id.short(), outcome:% = lost,
-            ttl_ms = lease.ttl_ms(), trace_id = self.trace_id.as_deref();
-            "the lease on {} had ended before the release: {lost}{why}", lease.lock
-        );
+        self.record.log_lost(lost, self.of.lease.is_renewed());
     }
 }

@@ -64,13 +64,7 @@ impl Holding<'_> {
 
     /// Returns an error unless the lease is certainly held now by this holder.
     pub(crate) fn ensure_held(self) -> Result<(), Error> {
-        match self.status() {
-            LeaseStatus::Held(_) => Ok(()),
-            LeaseStatus::InDoubt => Err(Error::Lost(Lost::Expired)),
-            LeaseStatus::Lost(lost) => Err(Error::Lost(lost)),
-            // Of the calls that end a holding, only `keep_for` leaves its guard.
-            LeaseStatus::Released => Err(Error::Lost(Lost::Kept)),
-        }
+        check_held(self.status())
     }
 
     /// Has the engine send what is wanted, and waits for the reply until `until`.
@@ -104,5 +98,16 @@ impl Holding<'_> {
             }
             cell.parker.park(now.after(nap(now, until)));
         }
+    }
+}
+
+/// Returns an error unless a lease with this status is certainly held.
+pub(crate) fn check_held(status: LeaseStatus) -> Result<(), Error> {
+    match status {
+        LeaseStatus::Held(_) => Ok(()),
+        LeaseStatus::InDoubt => Err(Error::Lost(Lost::Expired)),
+        LeaseStatus::Lost(lost) => Err(Error::Lost(lost)),
+        // Of the calls that end a holding, only `keep_for` leaves its guard.
+        LeaseStatus::Released => Err(Error::Lost(Lost::Kept)),
     }
 }

@@ -25,7 +25,7 @@ use crate::runtime::Runtime;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ShutdownReport {
-    /// How many leases were released.
+    /// How many leases were released: of a set, one for each name.
     pub released: usize,
     /// How many leases this client no longer held, according to Redis.
     ///

@@ -19,10 +19,10 @@ const LONGEST_AGE: Duration = Duration::from_secs(86_400);
 /// who knows the value can release the lock.
 const SHOWN: usize = 8;
 
-/// Returns what is known about the holder of `lock`, which `last` refused to a call: its own lease
-/// `held` of the name with this index, if this client has it.
+/// Returns what is known about the holder of one of `locks`, which `last` refused to a call: its
+/// own lease `held` of the lock with this index, if this client has it.
 pub(super) fn taken(
-    lock: &dyn Primitive,
+    locks: &[Arc<dyn Primitive>],
     held: Option<(usize, Arc<HeldLease>)>,
     last: Option<&Refused>,
     now: Instant,
@@ -30,13 +30,13 @@ pub(super) fn taken(
     let is_this_client = held.is_some();
     let (name, (by, held_for, end)) = match held {
         Some((held, lease)) => (held, of_this_client(&lease, now)),
-        None => (
-            last.map_or(0, |last| last.by.name),
-            of_refusal(lock, last, now),
-        ),
+        None => {
+            let name = last.map_or(0, |last| last.by.name);
+            (name, of_refusal(&*locks[name], last, now))
+        }
     };
     Taken::new(Refusal {
-        name: lock.keys().key(name).name.as_given(),
+        name: locks[name].keys().key(0).name.as_given(),
         by,
         is_this_client,
         held_for,

@@ -28,10 +28,10 @@
 //!   slow or refuses connections. The time covers name resolution, connecting, waiting and retries.
 //! - **Failed attempts are undone.** An acquire that got no reply is released under its own holder
 //!   id, so the undo cannot touch a later lease.
-//! - **All or none.** [`mutex_all`](crate::Client::mutex_all) acquires several names in one step.
-//!   Callers cannot deadlock, whatever order they name them in, and a set gets its turn however
-//!   busy its names are: see [`MutexAll`](crate::MutexAll#waiting). In a cluster there is one step
-//!   for [each slot](crate::MutexAll#all-or-none).
+//! - **All or none.** [`mutex_all`](crate::Client::mutex_all) returns a guard only while all names
+//!   are held, and the loss of one is the loss of all. Callers cannot deadlock, whatever order they
+//!   name them in, and a set gets its turn however busy its names are: see
+//!   [`MutexAll`](crate::MutexAll#waiting).
 //! - **First come, first served.** [`fair_mutex`](crate::Client::fair_mutex) grants the lock in the
 //!   order of the requests, across all processes. A process that is killed, stopped or cut off
 //!   while it waits delays the other waiting calls by at most 3 s. If it is killed, it does so only
@@ -116,8 +116,9 @@
 //!   (`nice`, CPU shares) for the processes that lock, and more work under each lock.
 //! - **A set of names** has no queue over a quorum, or in a client with
 //!   [`queues(false)`](crate::ClientBuilder::queues). If each of its names is in constant demand
-//!   there, a call may wait for a long time. A set that waits, or that spans several slots, is
-//!   visible half-acquired: [`MutexAll`](crate::MutexAll#waiting) describes what it keeps.
+//!   there, a call may wait for a long time. A set that waits, or that is being refused, is visible
+//!   half-acquired: [`MutexAll`](crate::MutexAll#all-or-none) describes what it has, and for how
+//!   long.
 //! - **A reader that crashes** keeps writers out until its own lease ends, whatever other readers
 //!   do.
 //! - **A fair lock, a read-write lock or a semaphore** is available for one server, Sentinel and

@@ -19,13 +19,13 @@
 //!
 //! - **Name every lock in one call.** Two threads that lock the same two names one after the other,
 //!   in opposite orders, can deadlock. Two separate leases can also end at different times; a set
-//!   has one lease. A thread that already holds one name and locks a lower one can deadlock with a
-//!   set that keeps the lower name and waits for the other.
+//!   is lost as a whole. A thread that already holds one name and locks a lower one can deadlock
+//!   with a set that keeps the lower name and waits for the other.
 //! - **Claim the row of every name, each with its own token**, before the first read: see
 //!   [fencing](crate::guide::fencing). A token for one of the rows does not protect the others.
 //! - **In a cluster, give the names one hash tag**: `{order:7}:stock` and `{order:7}:bill`. Then
-//!   one script acquires them. Names in several slots take a round trip for each name.
-//! - **Keep sets small.** A set of a thousand names keeps the server busy for milliseconds, during
-//!   which it serves nothing else.
+//!   they are acquired in one round trip. Names in several slots take one for each slot.
+//! - **Keep sets small.** Each name has its own lease, which is renewed and released like any
+//!   other.
 //!
 //! [`MutexAll`]: crate::MutexAll

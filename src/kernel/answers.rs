@@ -22,7 +22,6 @@ use crate::mutant::{Mutant, is_on};
 use crate::protocol::answer::Answer;
 use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::Primitive;
-use crate::token::FencingToken;
 
 /// The longest pause while a breaker is open: the answer to another command closes it.
 const OPEN_PAUSE: Duration = Duration::from_millis(250);
@@ -99,6 +98,9 @@ impl LockEntry {
             RequestState::Sent => {
                 let is_caller = matches!(flight.sender, Sender::Caller(_));
                 let for_caller = self.apply(n, flight, (asked, end), sent, cx);
+                if !is_caller && self.requests.existing(asked.no).is_some() {
+                    self.end_part(asked.no, cx);
+                }
                 if !is_caller && let Some(n) = self.requests.existing(asked.no) {
                     self.retire(n, cx);
                 }
@@ -161,20 +163,17 @@ impl LockEntry {
     ) -> ForCaller {
         let is_caller = matches!(flight.sender, Sender::Caller(_));
         match end {
-            Ok(Answer::Granted(tokens)) => {
-                let first = *tokens
-                    .first()
-                    .expect("a grant is read with a token for each name");
-                let all = (tokens.len() > 1).then(|| tokens.iter().copied().collect());
+            Ok(Answer::Granted(first)) => {
                 let tokens = TokenBlock {
                     first,
                     count: flight.tokens,
                 };
-                let from = (sent, asked.at.clone(), all);
+                let from = (sent, asked.at.clone());
                 let outcome = self.granted_now(n, &flight, tokens, from, cx);
                 ForCaller::of(outcome)
             }
             Ok(Answer::Refused(by)) => self.refused(n, &flight, by, sent, cx),
+            Ok(Answer::Skipped) => self.skipped(n, &flight, sent, cx),
             Ok(Answer::TooLow(counter)) => {
                 self.too_low(n, &flight, counter, sent, cx);
                 ForCaller::GoesOn
@@ -198,9 +197,6 @@ impl LockEntry {
             }
             Err(fault) if !fault.may_have_run() => {
                 cx.kernel.table.forget_id(&flight.id);
-                if let Some(of_set) = &mut self.requests.change(n).of_set {
-                    of_set.is_used = false;
-                }
                 ForCaller::of(self.not_answered(n, is_caller, sent, fault, cx))
             }
             end => {
@@ -224,7 +220,7 @@ impl LockEntry {
         n: RequestNo,
         flight: &Flight,
         tokens: TokenBlock,
-        (sent, at, all): (Instant, Option<Arc<AtServers>>, Option<Vec<FencingToken>>),
+        (sent, at): (Instant, Option<Arc<AtServers>>),
         cx: &mut Context<'_>,
     ) -> Option<Outcome> {
         let is_caller = matches!(flight.sender, Sender::Caller(_));
@@ -262,16 +258,7 @@ impl LockEntry {
             sent
         };
         let Some(mut lease) = LeaseState::acquired(from, cx.now, &untaken(&terms)) else {
-            // It has ended before its reply arrived.
-            if is_on(Mutant::ExpiredGrantIsKept) {
-                cx.kernel.table.forget_id(&flight.id)
-            } else {
-                self.undo(&self.requests[n], &flight.id, Proof::AnyAnswer, cx)
-            }
-            if !is_on(Mutant::ExpiredGrantIsNoFailure) {
-                self.note_silence(sent, Fault::Unknown(too_short()), cx);
-            }
-            self.due_after_failure(n, cx);
+            self.expired_grant(n, flight, sent, cx);
             return None;
         };
         lease.may_last(asked.ttl);
@@ -284,11 +271,44 @@ impl LockEntry {
             lease,
             terms,
             at,
-            all,
             in_queue: false,
+            part: request.part.map(|part| part.terms.part),
         };
         let lease = self.hold(&request.lock, grant, cx);
         self.give(lease, receiver, cx)
+    }
+
+    /// A lease has ended before the reply arrived that grants it.
+    fn expired_grant(
+        &mut self,
+        n: RequestNo,
+        flight: &Flight,
+        sent: Instant,
+        cx: &mut Context<'_>,
+    ) {
+        if is_on(Mutant::ExpiredGrantIsKept) {
+            cx.kernel.table.forget_id(&flight.id)
+        } else {
+            self.undo(&self.requests[n], &flight.id, Proof::AnyAnswer, cx)
+        }
+        if !is_on(Mutant::ExpiredGrantIsNoFailure) {
+            self.note_silence(sent, Fault::Unknown(too_short()), cx);
+        }
+        self.due_after_failure(n, cx);
+    }
+
+    /// The part before was not granted, so Redis says nothing about this lock.
+    fn skipped(
+        &mut self,
+        n: RequestNo,
+        flight: &Flight,
+        sent: Instant,
+        cx: &mut Context<'_>,
+    ) -> ForCaller {
+        self.last.answered(sent, cx.now);
+        cx.kernel.table.forget_id(&flight.id);
+        self.set_due(n, cx.now);
+        ForCaller::GoesOn
     }
 
     // ------------------------------------------------------------------ failures

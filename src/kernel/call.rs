@@ -18,7 +18,6 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
-use crate::holder_id::HolderId;
 use crate::kernel::Kernel;
 use crate::kernel::answers::{ForCaller, undo_of};
 use crate::kernel::command::Command;
@@ -27,13 +26,13 @@ use crate::kernel::effects::Effects;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::fault::Fault;
 use crate::kernel::held::Holder;
-use crate::kernel::request::{Asked, IdOfSet, RequestNo, RequestState, Sender, Serves};
+use crate::kernel::part::PartTerms;
+use crate::kernel::request::{Asked, PartRequest, RequestNo, RequestState, Sender, Serves};
 use crate::kernel::waiter::{Failure, Outcome, Wait, Waiter, WaiterCell, WaiterNo};
 use crate::mutant::{Mutant, is_on};
 use crate::protocol::answer::Answer;
 use crate::protocol::place::refresh_every;
 use crate::protocol::primitive::Primitive;
-use crate::token::FencingToken;
 use crate::wait_policy::WaitPolicy;
 
 /// What the caller wants.
@@ -48,7 +47,7 @@ pub(crate) struct CallTerms {
     pub(crate) by_engine: bool,
 }
 
-#[cfg(any(test, sim, threads))]
+#[cfg(all(test, any(sim, threads)))]
 impl CallTerms {
     /// Returns the terms of a call that waits without a deadline, for a lease without renewals.
     pub(crate) fn endless(lock: &Arc<dyn Primitive>, ttl: Duration) -> Self {
@@ -79,8 +78,8 @@ pub(crate) struct Call {
     retry_at: Instant,
     /// It has waited for another holder, or behind another call of this client.
     has_waited: bool,
-    /// The id of the set that it asks for.
-    of_set: Option<HolderId>,
+    /// It asks for a part.
+    part: Option<Box<PartTerms>>,
     state: CallState,
 }
 
@@ -110,55 +109,33 @@ impl Call {
             refusals: 0,
             retry_at: Instant::START,
             has_waited: false,
-            of_set: None,
+            part: None,
             state: CallState::New,
         }
     }
 
-    /// Makes the call ask for a name of a set, under its id.
-    pub(super) fn of_set(self, id: HolderId) -> Self {
+    /// Makes the call ask for a part. If it does not wait, its first command ends it.
+    pub(crate) fn of_part(self, terms: PartTerms) -> Self {
         Self {
-            of_set: Some(id),
+            part: Some(Box::new(terms)),
             ..self
         }
     }
 
-    /// The requests of the call use the id of its set.
-    fn note_set(&self, entry: &mut LockEntry) {
-        let Some(id) = &self.of_set else {
+    /// The request of the call asks for a part.
+    fn note_part(&self, entry: &mut LockEntry) {
+        let Some(terms) = &self.part else {
             return;
         };
         for n in entry.requests.serving(&[Serves::One(self.no)]) {
-            let of_set = &mut entry.requests.change(n).of_set;
-            of_set.get_or_insert_with(|| IdOfSet {
-                id: id.clone(),
-                is_used: false,
-                tokens: Vec::new(),
+            let part = &mut entry.requests.change(n).part;
+            part.get_or_insert_with(|| {
+                Box::new(PartRequest {
+                    terms: (**terms).clone(),
+                    is_sent: false,
+                })
             });
         }
-    }
-
-    /// Begins to wait until Redis confirms all names of a set, which has these tokens.
-    pub(super) fn join(
-        &mut self,
-        kernel: &Kernel,
-        tokens: Vec<FencingToken>,
-        now: Instant,
-        fx: &mut Effects,
-    ) -> Step {
-        let lock = Arc::clone(&self.wants.lock);
-        let id = self
-            .of_set
-            .clone()
-            .expect("`join` is called for a call of a set, which has its id");
-        kernel.at(now, fx).with_entry(&lock, |entry, cx| {
-            if cx.kernel.is_closed() {
-                return self.over(Outcome::Failed(Failure::Closed));
-            }
-            let step = self.park(entry, false, cx);
-            entry.confirm_set(self.no, id, tokens, cx);
-            step
-        })
     }
 
     /// Returns whether it has waited for another holder, or behind another call of this client.
@@ -195,17 +172,22 @@ impl Call {
         if cx.kernel.is_closed() {
             return self.over(Outcome::Failed(Failure::Closed));
         }
-        if let Some((lease, token)) = entry.relock(&self.wants, cx) {
+        // A part is a lease of its own.
+        if self.part.is_none()
+            && let Some((lease, token)) = entry.relock(&self.wants, cx)
+        {
             return self.over(Outcome::Lease(lease, token));
         }
         let is_once = self.wants.wait == Wait::Once;
-        // A waiting set makes its attempts as a call that does not wait, too.
-        if is_once && !entry.is_set && self.is_excluded(entry, cx) {
+        if is_once && self.is_excluded(entry, cx) {
             return self.over(Outcome::Refused(None));
         }
-        // Those of sets have looked at all names before.
-        if is_once && !entry.is_set && self.of_set.is_none() && entry.is_waited_for(cx.now) {
-            return self.over(Outcome::Refused(entry.last_holder(cx.now)));
+        let competes = self.part.as_ref().is_some_and(|part| part.competes);
+        if is_once
+            && !competes
+            && let Some(refused) = entry.refuses_once(&*self.wants.lock, cx.now)
+        {
+            return self.over(Outcome::Refused(refused));
         }
         let in_line = !is_once && self.wants.lock.has_local_queue();
         let must_wait = in_line && (entry.line_is_busy() || cx.now < entry.asks_from());
@@ -219,16 +201,14 @@ impl Call {
         };
         let n = entry.request(serves, &self.wants.lock, self.wants.terms, cx);
         entry.requests.change(n).once = is_once;
-        self.note_set(entry);
+        self.note_part(entry);
         self.send(entry, n, cx)
     }
 
-    /// Returns whether a lease of this client, or of one of its sets, makes Redis refuse the lock.
+    /// Returns whether a lease of this client makes Redis refuse the lock.
     fn is_excluded(&self, entry: &LockEntry, cx: &mut Context<'_>) -> bool {
         let own = entry.excludes(self.wants.lock.is_shared());
-        let is_own = own.is_some_and(|lease| lease.covers(cx.now));
-        let set = |fx| cx.kernel.table.set_with(&entry.name, cx.now, fx);
-        is_own || self.of_set.is_none() && set(cx.fx).is_some()
+        own.is_some_and(|lease| lease.covers(cx.now))
     }
 
     fn send(&mut self, entry: &mut LockEntry, n: RequestNo, cx: &mut Context<'_>) -> Step {
@@ -271,11 +251,33 @@ impl Call {
                 ForCaller::IsUndoneLate => cx.fx.undo = Some(undo_of(&asked.lock, &asked.id)),
                 ForCaller::GoesOn | ForCaller::Refused(None) => {}
             }
+            if self.part.is_some() && self.wants.wait == Wait::Once {
+                entry.retire_of(self.no, cx);
+                return self.over(Outcome::Failed(entry.failure_of_part(self.start)));
+            }
             let step = self.next_step(entry, &asked, was_refused, cx);
             // The request may serve nobody any more: whoever applies an answer ends it then.
             entry.retire_of(self.no, cx);
             step
         })
+    }
+
+    /// The thread of the call has not sent its command, and does not send it any more.
+    pub(crate) fn not_sent(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) {
+        let CallState::Asking(asked) = std::mem::replace(&mut self.state, CallState::Over) else {
+            return;
+        };
+        kernel.at(now, fx).with_entry(&asked.lock, |entry, cx| {
+            cx.kernel.table.forget_id(&asked.id);
+            // The engine ends the command of a thread that stands still.
+            let is_its = |n: &RequestNo| {
+                let flight = entry.requests[*n].flight.as_ref();
+                flight.is_some_and(|flight| flight.id == asked.id)
+            };
+            if let Some(n) = entry.requests.existing(asked.no).filter(is_its) {
+                entry.requests.remove(n);
+            }
+        });
     }
 
     fn note_refused(&mut self, cx: &Context<'_>) {
@@ -310,12 +312,8 @@ impl Call {
             return self.over(outcome);
         }
         let request = entry.requests.existing(asked.no);
-        if request.is_none() && self.of_set.is_some() {
-            // The engine has ended its command, whose id is used up.
-            return self.over(Outcome::Failed(Failure::Restart));
-        }
         if let Some(n) = request
-            && entry.requests[n].is_used_up()
+            && entry.requests[n].is_part_over()
             && matches!(entry.requests[n].state, RequestState::Due(_))
         {
             entry.requests.remove(n);
@@ -324,7 +322,7 @@ impl Call {
         if let Some(n) = request
             && self.retry_at <= cx.now
             && matches!(entry.requests[n].state, RequestState::Due(at) if at <= cx.now)
-            && !(entry.requests[n].serves == Serves::Line && entry.holds_alone())
+            && !(entry.requests[n].serves == Serves::Line && entry.line_waits())
         {
             return self.send(entry, n, cx);
         }
@@ -344,7 +342,10 @@ impl Call {
     }
 
     fn park(&mut self, entry: &mut LockEntry, at_front: bool, cx: &mut Context<'_>) -> Step {
-        let cell = Arc::new(WaiterCell::new());
+        let cell = Arc::new(WaiterCell {
+            signal: self.part.as_ref().and_then(|part| part.signal.clone()),
+            ..WaiterCell::new()
+        });
         let CallTerms {
             lock,
             terms,
@@ -369,7 +370,7 @@ impl Call {
             waiter.note_waited();
         }
         entry.park(waiter, at_front, cx);
-        self.note_set(entry);
+        self.note_part(entry);
         entry.pace(self.no, cx);
         self.state = CallState::Parked(cell);
         Step::Park(deadline)
@@ -397,8 +398,7 @@ impl Call {
         }
         match self.gives_up(entry, cx) {
             Some(outcome) => self.over(outcome),
-            // The id of the set is used up.
-            None if self.of_set.is_some() => self.over(Outcome::Failed(Failure::Restart)),
+            None if self.part.is_some() => self.over(Outcome::Failed(Failure::Restart)),
             None => self.park(entry, true, cx),
         }
     }

@@ -21,6 +21,9 @@ pub(crate) struct Command {
     pub(crate) replicas: Option<Replicas>,
     /// When the first of the calls gives up that wait for it.
     pub(crate) wanted_by: Instant,
+    /// An acquiring command for one of several parts: that for the part before has this lock and
+    /// this id.
+    pub(crate) after: Option<(Arc<dyn Primitive>, HolderId)>,
 }
 
 /// What a command does.
@@ -114,12 +117,8 @@ impl Command {
             what,
             replicas: None,
             wanted_by: Instant::NEVER,
+            after: None,
         }
-    }
-
-    pub(super) fn with_lock(self, lock: &Arc<dyn Primitive>) -> Self {
-        let lock = Arc::clone(lock);
-        Self { lock, ..self }
     }
 
     pub(crate) fn acknowledged_by(self, replicas: Option<Replicas>) -> Self {
@@ -132,6 +131,12 @@ impl Command {
             What::Acquire { id, .. } => Some(id),
             _ => None,
         }
+    }
+
+    /// Returns the key and the value that the command needs.
+    fn after(&self) -> Option<(&[u8], &[u8])> {
+        let (lock, id) = self.after.as_ref()?;
+        Some((lock.keys().key(0).lock, id.as_str().as_bytes()))
     }
 
     /// Passes the call of the script to `send`. The call borrows from this command and `inbox`.
@@ -149,6 +154,7 @@ impl Command {
                 ttl: *ttl,
                 tokens: *tokens,
                 proposed: attempt.proposes(),
+                after: self.after(),
                 queueing: match attempt {
                     Attempt::Enter(listens) => Queueing::Join(NewPlace {
                         inbox: channel(*listens, inbox, &none),
@@ -163,8 +169,7 @@ impl Command {
                 listens,
             } => {
                 let ids: Vec<Vec<u8>> = ids.iter().map(|id| id.as_str().into()).collect();
-                let channel = channel(*listens, inbox, &none);
-                send(queue(lock).refresh(*tokens, channel, &ids))
+                send(queue(lock).refresh(*tokens, channel(*listens, inbox, &none), &ids))
             }
             What::Leave { id, may_be_plain } => {
                 let at = if *may_be_plain {

@@ -38,7 +38,7 @@ impl Context<'_> {
         lock: &Arc<dyn Primitive>,
         act: impl FnOnce(&mut LockEntry, &mut Self) -> T,
     ) -> T {
-        let name = &*entry_name(&**lock);
+        let name = entry_name(&**lock);
         let mut shard = self.kernel.table.shard(name).lock();
         let entry = shard
             .entry(name.clone())

@@ -71,7 +71,7 @@ impl LockEntry {
         let Wait::Queue(WaitPolicy::Backoff(backoff)) = &front.wait else {
             return None;
         };
-        (backoff.limit().is_some() && self.holds_alone()).then_some(front.retry_at)
+        (backoff.limit().is_some() && self.line_waits()).then_some(front.retry_at)
     }
 
     /// The client asks once more, shortly before the deadline of a call, unless it knows enough.
@@ -141,13 +141,13 @@ impl LockEntry {
                 continue;
             };
             // The end of the lease makes somebody ask again.
-            let waits_for_end = request.serves == Serves::Line && self.holds_alone();
+            let waits_for_end = request.serves == Serves::Line && self.line_waits();
             if waits_for_end || self.receiver(request) == Receiver::Nobody {
                 self.requests.remove(n);
                 continue;
             }
-            if self.requests[n].is_used_up() {
-                self.end_of_set(n, cx);
+            if self.requests[n].is_part_over() {
+                self.end_part(n, cx);
                 continue;
             }
             decided(1);

@@ -4,15 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::config::OnLost;
+use crate::config::{OnLost, OnRenew};
 use crate::kernel::command::{Command, What};
 use crate::kernel::fault::Fault;
 use crate::kernel::held::{HeldLease, Holder};
 use crate::kernel::lease::OperationCell;
+use crate::kernel::part::PartListener;
 use crate::kernel::undo::PendingRelease;
 use crate::kernel::waiter::{Failure, WaiterCell};
 use crate::lost::Lost;
-use crate::name::Name;
+use crate::name::{Listed, Name};
 use crate::protocol::primitive::Primitive;
 use crate::token::FencingToken;
 
@@ -38,12 +39,16 @@ pub(crate) struct Effects {
     /// Releases that the engine, which has ended, cannot send: each is sent once, to all servers of
     /// a quorum.
     pub(crate) orphans: Vec<Command>,
+    /// What has ended with one of its parts: the others are given up.
+    pub(crate) over: Vec<Arc<dyn PartListener>>,
     /// Leases that were found lost. Their `lost()` channels have been served.
     pub(crate) lost: Vec<Told>,
     /// Leases that were lost while they lingered: nobody held them.
     pub(crate) lingering_lost: Vec<(Arc<HeldLease>, Lost)>,
     /// The ends of renewals and changes of ttl, but for those that found a loss.
     pub(crate) renewed: Vec<Renewal>,
+    /// Each part of something was renewed once more.
+    pub(crate) wholes_renewed: Vec<WholeRenewed>,
     /// Holdings that began: leases that were granted, and hand-offs.
     #[cfg(sim)]
     pub(crate) began: Vec<(Arc<HeldLease>, FencingToken)>,
@@ -76,7 +81,7 @@ impl Parked {
 impl Drop for Parked {
     fn drop(&mut self) {
         for cell in &self.0 {
-            cell.parker.unpark();
+            cell.unpark();
         }
     }
 }
@@ -85,10 +90,19 @@ impl Drop for Parked {
 #[derive(Clone)]
 pub(crate) struct Told {
     pub(crate) lease: Arc<HeldLease>,
+    /// The names of the whole that is lost, if the lease is a part of one.
+    pub(crate) whole: Option<Arc<[Name]>>,
     pub(crate) lost: Lost,
     pub(crate) token: FencingToken,
     pub(crate) trace_id: Option<Arc<str>>,
     pub(crate) on_lost: Option<Arc<OnLost>>,
+}
+
+impl Told {
+    /// Returns the names that are lost.
+    pub(crate) fn names(&self) -> Listed<'_> {
+        Listed(self.whole.as_deref().unwrap_or(&self.lease.lock.names))
+    }
 }
 
 /// The end of a renewal or a change of ttl.
@@ -96,6 +110,25 @@ pub(crate) struct Told {
 pub(crate) struct Renewal {
     pub(crate) lease: Arc<HeldLease>,
     pub(crate) end: Result<Confirmed, Fault>,
+}
+
+/// Each part of something was renewed once more: its holder wants to know.
+pub(crate) struct WholeRenewed {
+    pub(crate) names: Arc<[Name]>,
+    /// The lease of the first name, and its token.
+    pub(crate) lease: Arc<HeldLease>,
+    pub(crate) token: FencingToken,
+    /// Until when all parts last now.
+    pub(crate) until: Instant,
+    /// How long the last of these renewals took.
+    pub(crate) took: Duration,
+    pub(crate) on_renew: Arc<OnRenew>,
+}
+
+impl std::fmt::Debug for WholeRenewed {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{} until {:?}", Listed(&self.names), self.until)
+    }
 }
 
 /// A renewal that the server has confirmed.
@@ -118,6 +151,7 @@ impl std::fmt::Debug for Told {
 pub(crate) enum Discard {
     Holder(Holder),
     Lease(Arc<HeldLease>),
+    Listener(Arc<dyn PartListener>),
 }
 
 impl std::fmt::Debug for Discard {

@@ -198,8 +198,10 @@ impl Engine {
             let kind = RoundKind::Release(Arc::clone(&lease), cell);
             self.begin_round(kind, command, turn);
         }
-        if let Some((command, work)) = lease.begin_work(now, turn.cx.fx) {
-            if kernel.has_rounds(&*work.lease.lock) {
+        if turn.cx.look_at_whole(&lease)
+            && let Some((command, work)) = lease.begin_work(now, turn.cx.fx)
+        {
+            if kernel.is_quorum() {
                 self.begin_round(RoundKind::Lease(work), command, turn)
             } else {
                 if let Some((command, work)) = renewals.add(command, work, turn.route) {
@@ -222,9 +224,6 @@ impl Engine {
                             entry.answered(&asked, Err(fault), cx.now, cx);
                         }),
                     }
-                }
-                Purpose::Confirm(name, no, id, terms) if !command.lock.slots().is_empty() => {
-                    self.begin_round(RoundKind::Confirm(name, no, id, terms), command, turn);
                 }
                 purpose => self.send(0, command, purpose, turn),
             }
@@ -261,7 +260,7 @@ impl Engine {
     pub(crate) fn may_resend(&self, kernel: &Kernel, ticket: Ticket, now: Instant) -> bool {
         match self.in_flight.get(&ticket) {
             Some(Purpose::Ask(asked)) => {
-                let (name, no) = (&*entry_name(&*asked.lock), asked.no);
+                let (name, no) = (entry_name(&*asked.lock), asked.no);
                 let mut fx = Effects::default();
                 let serves = kernel.at(now, &mut fx).with_existing(name, |entry, _| {
                     Some(entry.requests.get(no)?.serves != Serves::Nobody)
@@ -331,12 +330,7 @@ impl Engine {
                 let _wrong = wrong.then(|| kernel.pending.lock());
                 // Over a quorum, each attempt that fails is undone at some servers.
                 if let Some(lock) = undone.filter(|_| !kernel.is_quorum()) {
-                    // A set refuses calls for each of its names, too.
-                    let own = entry_name(&*lock);
-                    let others = lock.names.iter().filter(|name| **name != *own);
-                    for name in std::iter::once(&*own).chain(others) {
-                        cx.with_existing(name, LockEntry::undone);
-                    }
+                    cx.with_existing(lock.key(0).name, LockEntry::undone);
                 }
             }
         }

@@ -43,8 +43,6 @@ const MOST_HEARD: usize = 8;
 #[derive(Debug)]
 pub(crate) struct LockEntry {
     pub(crate) name: Name,
-    /// The name is that of a set: its calls wait in the entries of its names.
-    pub(super) is_set: bool,
     pub(crate) held: Few<Held>,
     pub(super) capacity: usize,
     /// Until when the only lease lingers; `None` if somebody holds it.
@@ -75,7 +73,7 @@ pub(crate) struct LockEntry {
 /// The parts that few entries have.
 #[derive(Debug, Default)]
 pub(super) struct Extras {
-    /// Calls for sets, which nobody asks for here: they try again when the name may be free.
+    /// Calls elsewhere, which nobody asks for here: they try again when the name may be free.
     pub(super) watches: Vec<Watch>,
     /// The servers of a quorum whose messages arrive. A bit for each: there are at most 63.
     pub(super) live: u64,
@@ -95,7 +93,6 @@ impl LockEntry {
         let capacity = lock.capacity();
         Self {
             name,
-            is_set: lock.keys().names.len() > 1,
             held: Few::default(),
             capacity,
             lingers_until: None,
@@ -134,10 +131,17 @@ impl LockEntry {
         Some(&found.lease)
     }
 
-    /// Returns whether this client has a lease that excludes all others. Its line waits for that
-    /// to end.
+    /// Returns whether this client has a lease that excludes all others.
     pub(crate) fn holds_alone(&self) -> bool {
         self.excludes(true).is_some()
+    }
+
+    /// Returns whether the line waits for the end of a lease of this client, which can be handed to
+    /// it. Beside any other lease it asks Redis, and takes its place there: otherwise the next call
+    /// for a part, or for a fair lock, would go first each time.
+    pub(crate) fn line_waits(&self) -> bool {
+        let lease = self.excludes(true);
+        lease.is_some_and(|it| it.fits_line() || is_on(Mutant::LineWaitsForParts))
     }
 
     pub(crate) fn holds(&self, id: &HolderId) -> bool {
@@ -146,7 +150,7 @@ impl LockEntry {
 
     /// Returns whether the line asks, waits, or has what it waits for.
     pub(super) fn line_is_busy(&self) -> bool {
-        self.waiters.in_line() > 0 || self.holds_alone() || self.line_request().is_some()
+        self.waiters.in_line() > 0 || self.line_waits() || self.line_request().is_some()
     }
 
     /// Records that others wanted the name at `at`, or that it is left to other programs until
@@ -181,6 +185,20 @@ impl LockEntry {
         self.last.refusal().filter(|refused| now < refused.until)
     }
 
+    /// Returns the refusal of a call that does not wait, if Redis need not be asked for it: this
+    /// client has the lock, or a call of it waits for that.
+    pub(super) fn refuses_once(
+        &self,
+        lock: &dyn Primitive,
+        now: Instant,
+    ) -> Option<Option<Refused>> {
+        let own = self.excludes(lock.is_shared());
+        if own.is_some_and(|lease| lease.covers(now)) {
+            return Some(None);
+        }
+        self.is_waited_for(now).then(|| self.last_holder(now))
+    }
+
     /// Returns what a call reports at its deadline.
     pub(super) fn at_deadline(
         &self,
@@ -202,6 +220,15 @@ impl LockEntry {
     /// Returns why a call that began at `start` fails.
     pub(super) fn failure(&self, start: Instant) -> Failure {
         self.last.failure(start, self.requests.under_way())
+    }
+
+    /// Returns why a call for a part fails, which began at `start` and does not wait.
+    pub(super) fn failure_of_part(&self, start: Instant) -> Failure {
+        if self.last.has_failed() {
+            self.failure(start)
+        } else {
+            Failure::Restart
+        }
     }
 
     /// Returns when a call gives up because of what Redis says, or because it is silent.
@@ -255,7 +282,6 @@ impl LockEntry {
             self.waiters = Waiters::default();
         }
         if !self.listens
-            && !self.is_set
             && let Some(lock) = self.listener()
         {
             self.listens = true;

@@ -26,12 +26,11 @@ use crate::kernel::holdings::Grant;
 use crate::kernel::lease::{
     HandoffRun, LeaseState, LeaseStatus, NoHandoff, Operation, OperationCell,
 };
+use crate::kernel::part::PartOfLease;
 use crate::kernel::round::AtServers;
 use crate::kernel::schedule::Scheduled;
 use crate::lost::Lost;
 use crate::mutant::{Mutant, is_on};
-use crate::name::Name;
-use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::primitive::Primitive;
 use crate::replicas::Replicas;
 use crate::sync::Mutex;
@@ -40,13 +39,13 @@ use crate::token::FencingToken;
 pub(crate) struct HeldLease {
     pub(crate) lock: Arc<dyn Primitive>,
     pub(crate) id: HolderId,
-    /// The granted tokens: one for each name, or one for all names.
-    pub(crate) tokens: OneOrMany<FencingToken>,
     /// Boxed: most leases have none.
     replicas: Option<Box<Replicas>>,
     pub(crate) run: HandoffRun,
     /// What the acquiring command has taken at each server of a quorum.
     pub(crate) at: Option<Arc<AtServers>>,
+    /// It is one of several parts.
+    is_part: bool,
     /// Distinguishes leases in the schedule.
     pub(crate) serial: u64,
     pub(super) scheduled: Scheduled,
@@ -62,8 +61,6 @@ pub(crate) struct Holder {
     pub(crate) linger: Duration,
     /// The thread that acquires it, for warnings in debug builds.
     pub(crate) thread: Option<ThreadId>,
-    /// Its losses are told to nobody: it is a part of a set that is not complete.
-    pub(crate) is_silent: bool,
     /// `None` if it is empty.
     pub(crate) reports: Option<Box<Reports>>,
 }
@@ -87,11 +84,11 @@ impl Holder {
         self.reports.as_ref()?.trace_id.as_ref()
     }
 
-    fn on_lost(&self) -> Option<&Arc<OnLost>> {
+    pub(crate) fn on_lost(&self) -> Option<&Arc<OnLost>> {
         self.reports.as_ref()?.on_lost.as_ref()
     }
 
-    fn on_renew(&self) -> Option<&Arc<OnRenew>> {
+    pub(crate) fn on_renew(&self) -> Option<&Arc<OnRenew>> {
         self.reports.as_ref()?.on_renew.as_ref()
     }
 
@@ -119,6 +116,8 @@ pub(crate) struct Inner {
     pub(super) releasing_since: Option<Instant>,
     /// It has left its entry: no call waits for its end any more.
     pub(super) has_left: bool,
+    /// Boxed: most leases are no part of anything.
+    pub(super) part: Option<Box<PartOfLease>>,
 }
 
 /// The parts that few leases have.
@@ -139,10 +138,6 @@ impl HeldLease {
         Self {
             lock: Arc::clone(lock),
             id: grant.id,
-            tokens: match grant.all {
-                Some(all) if all.len() > 1 => all.into_iter().collect(),
-                _ => OneOrMany::One(token),
-            },
             replicas: grant.terms.replicas.map(Box::new),
             run: if grant.in_queue {
                 run.granted_in_queue()
@@ -150,6 +145,7 @@ impl HeldLease {
                 run
             },
             at: grant.at,
+            is_part: grant.part.is_some(),
             serial,
             scheduled: Scheduled::not_yet(),
             inner: Mutex::new(Inner {
@@ -163,6 +159,7 @@ impl HeldLease {
                 extras: None,
                 releasing_since: None,
                 has_left: false,
+                part: grant.part.map(|part| Box::new(PartOfLease::new(part, now))),
             }),
         }
     }
@@ -190,16 +187,21 @@ impl HeldLease {
             if std::mem::take(&mut inner.lingers) {
                 fx.lingering_lost.push((Arc::clone(self), lost));
             }
-            let is_told = inner.since.is_some() && !inner.holder.is_silent;
+            let is_told = inner.since.is_some() && inner.part.is_none();
             if is_told && !std::mem::replace(&mut inner.announced, true) {
                 fx.lost.push(Told {
                     lease: Arc::clone(self),
+                    whole: None,
                     lost,
                     token: inner.token,
                     trace_id: inner.holder.trace_id().cloned(),
                     on_lost: inner.holder.on_lost().cloned(),
                 });
             }
+        }
+        let inner = &mut *inner;
+        if let Some(part) = &mut inner.part {
+            part.tell(&inner.lease, fx);
         }
         result
     }
@@ -250,6 +252,11 @@ impl HeldLease {
         self.inner.lock().lease.is_open()
     }
 
+    /// Returns whether it can be handed to a call in the line of its name.
+    pub(super) fn fits_line(&self) -> bool {
+        !self.is_part && self.lock.has_local_queue()
+    }
+
     /// Returns the replicas that must acknowledge its commands.
     pub(super) fn replicas(&self) -> Option<Replicas> {
         self.replicas.as_deref().copied()
@@ -257,17 +264,6 @@ impl HeldLease {
 
     pub(crate) fn token(&self) -> FencingToken {
         self.inner.lock().token
-    }
-
-    /// Returns the token of `name` for the holder of `token`; `None` if the lease does not include
-    /// it.
-    pub(crate) fn token_of(&self, name: &Name, token: FencingToken) -> Option<FencingToken> {
-        let n = self.lock.names.iter().position(|held| held == name)?;
-        // Only a lease of one name is handed off.
-        Some(match &*self.tokens {
-            [_] => token,
-            each => each.get(n).copied().unwrap_or(token),
-        })
     }
 
     /// Returns when the current holder took the lease; `None` until then.
@@ -316,11 +312,6 @@ impl HeldLease {
     /// Returns whether the key may get a shorter ttl than this one by an unanswered command.
     pub(crate) fn may_be_shortened(&self, ttl: Duration) -> bool {
         self.inner.lock().lease.may_be_shortened(ttl)
-    }
-
-    /// A command for a set asks for this ttl of its name.
-    pub(super) fn may_last(&self, ttl: Duration) {
-        self.inner.lock().lease.may_last(ttl);
     }
 
     /// Returns how long the key may exist if no release arrives.
@@ -433,7 +424,7 @@ impl HeldLease {
         now: Instant,
         fx: &mut Effects,
     ) -> Option<LeaseStatus> {
-        self.with(fx, |inner| {
+        let (status, operations) = self.with(fx, |inner| {
             if inner.token != token || std::mem::replace(&mut inner.released_by_holder, true) {
                 return None;
             }
@@ -443,8 +434,15 @@ impl HeldLease {
                 inner.disconnect_listeners();
                 inner.releasing_since = Some(now);
             }
-            Some(status)
-        })
+            let extras = inner.extras.as_mut();
+            let operations = extras.map(|it| std::mem::take(&mut it.operations));
+            Some((status, operations))
+        })?;
+        for operation in operations.into_iter().flatten() {
+            // They are not sent any more: the status says why.
+            fx.operation_ended(&operation.cell, Ok(()));
+        }
+        Some(status)
     }
 
     /// Leaves the release, which has begun, to a round of the engine. The holder waits for its end
@@ -480,7 +478,7 @@ impl std::fmt::Debug for HeldLease {
         f.debug_struct("HeldLease")
             .field("name", &self.lock.names)
             .field("id", &self.id)
-            .field("tokens", &self.tokens)
+            .field("token", &self.run.first())
             .finish_non_exhaustive()
     }
 }

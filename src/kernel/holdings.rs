@@ -10,6 +10,7 @@ use crate::kernel::effects::Discard;
 use crate::kernel::entry::{Held, LockEntry};
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{LeaseState, LeaseStatus, NoHandoff};
+use crate::kernel::part::Part;
 use crate::kernel::request::{Request, RequestNo, RequestState, Serves};
 use crate::kernel::requests::Receiver;
 use crate::kernel::round::AtServers;
@@ -31,10 +32,9 @@ pub(super) struct Grant {
     pub(super) terms: LeaseTerms,
     /// What each server of a quorum has.
     pub(super) at: Option<Arc<AtServers>>,
-    /// The tokens of all names of a set.
-    pub(super) all: Option<Vec<FencingToken>>,
     /// It was granted to a place in the queue.
     pub(super) in_queue: bool,
+    pub(super) part: Option<Part>,
 }
 
 impl LockEntry {
@@ -47,10 +47,6 @@ impl LockEntry {
         cx: &mut Context<'_>,
     ) {
         assert!(!self.holds(id), "a lease is never undone");
-        if request.joins_set() && !is_on(Mutant::JoinIsUndone) {
-            // This client still has the leases of its names: their calls release them.
-            return cx.kernel.table.forget_id_for(id, &self.name);
-        }
         let is_place = matches!(request.state, RequestState::Queued(_));
         cx.undo(&request.lock, id, request.key_may_get(), (proof, is_place));
     }
@@ -67,9 +63,6 @@ impl LockEntry {
         let lease = Arc::new(HeldLease::new(lock, grant, serial, cx.now));
         let is_shared = lock.is_shared();
         self.evict(is_shared, cx);
-        if self.is_set {
-            cx.kernel.table.note_set(&lease);
-        }
         self.held.push(Held {
             lease: Arc::clone(&lease),
             is_shared,
@@ -107,7 +100,6 @@ impl LockEntry {
         let lease = self.held.remove(n).lease;
         self.lingers_until
             .take_if(|_| !is_on(Mutant::LostLeaseLingers));
-        cx.kernel.table.forget_set(&lease);
         lease.leave(cx);
         lease
     }
@@ -209,7 +201,7 @@ impl LockEntry {
         !(self.requests.is_empty() && self.waiters.is_empty())
     }
 
-    /// Returns whether a call waits or asks, or watches the name for a set.
+    /// Returns whether a call waits or asks, or is told elsewhere that the name may be free.
     pub(crate) fn is_wanted(&self) -> bool {
         self.is_asked_for() || !self.watches().is_empty()
     }
@@ -241,22 +233,6 @@ impl LockEntry {
     pub(super) fn release_unsent(&mut self, lease: &Arc<HeldLease>, cx: &mut Context<'_>) {
         self.ended(lease, cx.now, cx);
         self.release_later(lease, false, cx);
-    }
-
-    /// The lease of a name goes on as a part of a set's lease.
-    pub(super) fn absorbed(&mut self, lease: &Arc<HeldLease>, cx: &mut Context<'_>) {
-        if lease.begin_release(lease.token(), cx.now, cx.fx).is_some() {
-            lease.end_release(None, cx.fx);
-        }
-        let Some(n) = self.held.iter().position(|held| held.lease.id == lease.id) else {
-            return;
-        };
-        self.remove_held(n, cx);
-        self.plan_last_attempts();
-        // The line waited for the end of that lease. Now it waits for the set, in Redis.
-        if !is_on(Mutant::KeptNamesEndInSilence) {
-            self.serve(cx.now, cx);
-        }
     }
 
     /// Leaves the release of an ended lease to the engine.

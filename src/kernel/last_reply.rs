@@ -324,7 +324,7 @@ impl Refused {
 }
 
 /// Returns when a call asks for the last time. The last reply `took` this long.
-pub(super) fn last_attempt(start: Instant, deadline: Instant, took: Duration) -> Instant {
+pub(crate) fn last_attempt(start: Instant, deadline: Instant, took: Duration) -> Instant {
     if deadline == Instant::NEVER {
         return Instant::NEVER;
     }

@@ -15,6 +15,7 @@ use crate::kernel::context::Context;
 use crate::kernel::effects::{Confirmed, Effects, Renewal};
 use crate::kernel::fault::Fault;
 use crate::kernel::held::{HeldLease, Inner};
+use crate::kernel::part::renewed;
 use crate::kernel::waiter::Failure;
 pub(crate) use crate::lease::handoff::{HandoffRun, NoHandoff};
 pub(crate) use crate::lease::state::{BeforeSetTtl, LeaseState};
@@ -195,13 +196,14 @@ impl HeldLease {
                     let from_reply = is_on(Mutant::RenewalCountsFromReply);
                     let sent = if from_reply { now } else { sent };
                     lease.confirmed(sent, now, request);
+                    renewed(&mut inner.part, request, sent.until(now));
                 }
                 (WorkKind::Renewal(_), _) => lease.unconfirmed(now),
                 (WorkKind::SetTtl(ttl, _), Some(KeyState::Ours)) => {
                     lease.ttl_set(sent, now, ttl, is_final);
                 }
                 (WorkKind::SetTtl(ttl, before), _) => match &end {
-                    // A minority of a quorum, or a part of a set, may have run it.
+                    // A minority of a quorum may have run it.
                     Err(fault) if !fault.may_have_run() && self.has_one_place() => {
                         lease.ttl_not_set(now, before);
                     }
@@ -273,9 +275,9 @@ impl HeldLease {
         cx.put_lease(self, due);
     }
 
-    /// Returns whether one server has all its keys, in one slot.
+    /// Returns whether one server has its key.
     fn has_one_place(&self) -> bool {
-        self.at.is_none() && self.lock.slots().is_empty()
+        self.at.is_none()
     }
 }
 
@@ -297,6 +299,10 @@ impl Inner {
         if is_on(Mutant::LossesAreLate) && self.lease.is_busy() {
             return None;
         }
+        let part = self
+            .part
+            .as_ref()
+            .map_or(Instant::NEVER, |part| part.due(self.since.is_some()));
         match self.lease.due(now) {
             // An operation may have found the loss: the calls that wait for it still sleep.
             Due::Nothing if self.lease.lost().is_some() && !self.has_left => Some([now, now]),
@@ -305,7 +311,7 @@ impl Inner {
             // In flight, no operation can begin: the end of the command looks again.
             Due::At { best, latest } => {
                 if extras.is_none_or(|it| it.operations.is_empty()) || self.lease.is_busy() {
-                    Some([best, latest])
+                    Some([best.min(part), latest.min(part)])
                 } else {
                     Some([now, now])
                 }

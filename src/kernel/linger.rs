@@ -22,6 +22,7 @@ use crate::kernel::lease::LeaseStatus;
 use crate::kernel::unlock::{Unlock, begin_release};
 use crate::mutant::{Mutant, is_on};
 use crate::name::Name;
+use crate::protocol::primitive::Primitive;
 use crate::token::FencingToken;
 
 impl LockEntry {
@@ -206,6 +207,24 @@ impl Kernel {
             cx.with_existing(name, |entry, cx| entry.release_lingering(Some(wants), cx))
         };
         names.filter_map(release).flatten().collect()
+    }
+
+    /// The same for a call for parts, which takes no lease that lingers.
+    pub(crate) fn release_for_parts(
+        &self,
+        locks: &[Arc<dyn Primitive>],
+        now: Instant,
+        fx: &mut Effects,
+    ) -> Vec<(Arc<HeldLease>, Unlock)> {
+        if !self.has_lingered() {
+            return Vec::new();
+        }
+        let mut cx = self.at(now, fx);
+        let mut release = |lock: &Arc<dyn Primitive>| {
+            let name = lock.key(0).name;
+            cx.with_existing(name, |entry, cx| entry.release_lingering(None, cx))
+        };
+        locks.iter().filter_map(&mut release).flatten().collect()
     }
 
     /// Begins the release of each lease that lingers, in the same way.

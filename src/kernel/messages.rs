@@ -81,7 +81,7 @@ impl Kernel {
             if has_missed && !is_on(Mutant::ListeningRefreshesNothing) {
                 entry.look(cx.now, cx);
             }
-            // A call for a set may have begun to watch before messages came.
+            // A call may have begun to watch before messages came.
             if !is_on(Mutant::WatchBeginsAfterTheRefusal) {
                 entry.end_watches(&Failure::Restart, cx);
             }
@@ -189,11 +189,6 @@ impl LockEntry {
         else {
             return;
         };
-        // The id of a set does not tell for which of its names the message is: it may be an earlier
-        // one's. A refresh asks.
-        if self.requests[n].of_set.is_some() && !is_on(Mutant::MessagesGrantToSets) {
-            return self.look_at(n, cx.now);
-        }
         let request = &self.requests[n];
         let seen = match (&request.state, &request.flight) {
             (RequestState::Queued(place), _) => place.seen,
@@ -284,7 +279,7 @@ impl LockEntry {
     }
 
     /// The lock may be free, or a message may have been missed: every request looks at `at`, and
-    /// so do the calls for sets.
+    /// so do the calls that watch it.
     pub(super) fn look(&mut self, at: Instant, cx: &mut Context<'_>) {
         if !is_on(Mutant::WatchesAreNotEnded) {
             self.end_watches(&Failure::Restart, cx);

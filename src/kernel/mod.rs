@@ -13,7 +13,6 @@
 //!                   Schedule ◀────────────────────────────────────┘
 //! ```
 
-pub(crate) mod acquiring;
 pub(crate) mod answers;
 pub(crate) mod batch;
 pub(crate) mod bounds;
@@ -35,6 +34,7 @@ pub(crate) mod last_reply;
 pub(crate) mod lease;
 pub(crate) mod linger;
 pub(crate) mod messages;
+pub(crate) mod part;
 pub(crate) mod pending;
 pub(crate) mod places;
 pub(crate) mod proposals;
@@ -47,7 +47,6 @@ pub(crate) mod requests;
 pub(crate) mod round;
 pub(crate) mod rounds;
 pub(crate) mod schedule;
-pub(crate) mod set;
 pub(crate) mod steps;
 pub(crate) mod table;
 pub(crate) mod tokens;
@@ -157,11 +156,6 @@ impl Kernel {
     /// Returns whether several independent servers keep each lock.
     pub(super) fn is_quorum(&self) -> bool {
         self.limits.is_quorum
-    }
-
-    /// Returns whether several commands make up one renewal or release of the lock.
-    pub(super) fn has_rounds(&self, lock: &dyn Primitive) -> bool {
-        self.is_quorum() || !lock.slots().is_empty()
     }
 
     pub(super) fn fresh_id(&self, lock: &dyn Primitive) -> HolderId {

@@ -36,9 +36,9 @@ const MOST_KEY_SEEN: usize = 16_384;
 pub(crate) struct PendingReleases {
     pub(super) pending: HashMap<u64, Pending>,
     pub(super) groups: Groups,
-    /// The releases of each id: several over a quorum, and for a set.
+    /// The releases of each id: several over a quorum.
     ids: HashMap<HolderId, Vec<u64>>,
-    /// The releases of a name, or of a set of names, that no reply has answered yet.
+    /// The releases of a name that no reply has answered yet.
     pub(super) unanswered: NameTable<usize>,
     /// When each release ends.
     ends: BTreeSet<(Instant, u64)>,
@@ -268,8 +268,7 @@ impl PendingReleases {
         }
     }
 
-    /// Records that Redis holds something under this id: its release is due now. That says nothing
-    /// of the acquiring command: a set has one id for all its names.
+    /// Records that Redis holds something under this id: its release is due now.
     pub(crate) fn seen(&mut self, id: &HolderId) {
         let serials: Vec<u64> = self.serials(id).collect();
         for serial in serials {
@@ -454,5 +453,5 @@ pub(super) fn note_answered(unanswered: &mut NameTable<usize>, name: &Name) {
 
 /// Returns the name of the entry that a release is counted for.
 pub(super) fn name_of(release: &PendingRelease) -> Name {
-    entry_name(&*release.lock).into_owned()
+    entry_name(&*release.lock).clone()
 }

@@ -28,7 +28,7 @@ use crate::wait_policy::{Backoff, RECONNECT, WaitPolicy};
 const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 
 /// Pauses between attempts without a queue, while messages do not arrive.
-pub(super) const UNSUBSCRIBED: Backoff =
+pub(crate) const UNSUBSCRIBED: Backoff =
     Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
 
 impl LockEntry {
@@ -244,8 +244,11 @@ impl LockEntry {
             lease,
             terms: *terms,
             at: None,
-            all: self.requests[n].of_set.as_ref().map(|it| it.tokens.clone()),
             in_queue,
+            part: self.requests[n]
+                .part
+                .as_ref()
+                .map(|it| it.terms.part.clone()),
         };
         let receiver = self.receiver(&self.requests[n]);
         self.count_wake(n, receiver, cx);
@@ -288,7 +291,6 @@ impl LockEntry {
         let counts = is_on(Mutant::OwnIdRefusesPlaces);
         let mut refused = None;
         if waits && !counts && self.is_of_nobody((&by, &self.name), sent, false, cx) {
-            self.note_other_call(&by, sent, cx);
         } else if waits {
             refused = Some({
                 let by = self.last.with_age(Arc::new(by), cx.now);
@@ -479,7 +481,7 @@ impl LockEntry {
     }
 }
 
-pub(super) fn next_attempt(
+pub(crate) fn next_attempt(
     regular: Instant,
     arrived: Instant,
     remaining: Option<Duration>,

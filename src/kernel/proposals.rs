@@ -15,7 +15,7 @@ use crate::kernel::entry::LockEntry;
 use crate::kernel::fault::Fault;
 use crate::kernel::request::{Flight, RequestNo, Serves};
 use crate::kernel::requests::Receiver;
-use crate::kernel::waiter::{Failure, Outcome, Wait};
+use crate::kernel::waiter::{Failure, Outcome, Refused, Wait};
 use crate::mutant::{Mutant, is_on};
 use crate::name::Name;
 use crate::protocol::refusal::RefusedName;
@@ -26,8 +26,18 @@ const MOST_PROPOSALS: usize = 8;
 
 /// The pause after a split vote: long enough for one of several calls to finish before the next
 /// ones try.
-const SPLIT_PAUSE: Backoff =
+pub(crate) const SPLIT_PAUSE: Backoff =
     Backoff::new(Duration::from_millis(5), Duration::from_millis(100)).jitter(0.9);
+
+/// Returns why a call fails that began at `since`, and that split votes have refused until now.
+pub(crate) fn no_holder_since(since: Instant) -> Failure {
+    let cause = "the servers keep keys of several holders, none of them on a majority: look for \
+                 keys without an expiry";
+    Failure::Unreachable {
+        since: Some(since),
+        cause: Some(Cause::text(cause)),
+    }
+}
 
 impl Kernel {
     /// A release message of one server of a quorum. It counts once a majority has sent one.
@@ -103,6 +113,10 @@ impl LockEntry {
         let mut request = self.requests.change(n);
         request.rounds.above = counter;
         request.rounds.too_low += 1;
+        if let Some(part) = &mut request.part {
+            // It has taken nothing, and says nothing.
+            part.is_sent = false;
+        }
         let is_too_often = request.rounds.too_low >= at_most(Bound::Proposals, MOST_PROPOSALS);
         drop(request);
         if is_on(Mutant::TooLowIsRefused) {
@@ -134,6 +148,9 @@ impl LockEntry {
         });
         let refused = self.last.split(sent, cx.now, by);
         self.note_waited(n, cx);
+        if self.requests[n].is_part_over() {
+            return self.refuse_part(n, refused, cx);
+        }
         let mut request = self.requests.change(n);
         request.failures = 0;
         request.again = Instant::NEVER;
@@ -145,12 +162,7 @@ impl LockEntry {
         let is_too_long = since.until(cx.now) >= cx.kernel.limits.unreachable_for;
         if is_too_long {
             request.rounds.split_since = None;
-            let cause = "the servers keep keys of several holders, none of them on a majority: \
-                         look for keys without an expiry";
-            let failure = Failure::Unreachable {
-                since: Some(since),
-                cause: Some(Cause::text(cause)),
-            };
+            let failure = no_holder_since(since);
             drop(request);
             self.fail(n, false, failure, cx);
             return;
@@ -164,6 +176,16 @@ impl LockEntry {
             && waiter.wait == Wait::Once
             && at >= waiter.deadline
         {
+            self.end_waiter(no, Outcome::Refused(Some(refused)), cx);
+            self.retire_own(no, cx);
+        }
+    }
+
+    /// A split vote has refused a part: its call ends, if it has not left.
+    fn refuse_part(&mut self, n: RequestNo, refused: Refused, cx: &mut Context<'_>) {
+        let receiver = self.receiver(&self.requests[n]);
+        self.set_due(n, cx.now);
+        if let Receiver::Waiter(no) = receiver {
             self.end_waiter(no, Outcome::Refused(Some(refused)), cx);
             self.retire_own(no, cx);
         }

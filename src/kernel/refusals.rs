@@ -91,7 +91,6 @@ impl LockEntry {
         cx: &mut Context<'_>,
     ) -> ForCaller {
         self.last.answered(sent, cx.now);
-        self.note_other_call(by, sent, cx);
         self.requests.change(n).failures = 0;
         if let Attempt::Enter(listens) = flight.attempt {
             self.queued(n, (&flight.id, listens), sent, by.remaining, cx);
@@ -114,16 +113,6 @@ impl LockEntry {
         ForCaller::GoesOn
     }
 
-    /// A call for another lock, or for a set, of this client may have the lock, for a moment. At a
-    /// deadline, it was taken.
-    pub(super) fn note_other_call(&mut self, by: &RefusedName, sent: Instant, cx: &Context<'_>) {
-        let is_other = cx.kernel.table.serves_another(&by.holder, &self.name);
-        if is_other && !cx.kernel.pending.lock().has_at(0, &by.holder) {
-            let by = Arc::new(by.clone());
-            self.last.note(Refused::until_now(sent, cx.now, by));
-        }
-    }
-
     /// Returns whether a command of this client, which nobody here owns, caused a refusal because
     /// of a name.
     pub(super) fn is_of_nobody(
@@ -136,17 +125,11 @@ impl LockEntry {
         if is_on(Mutant::OwnIdRefuses) {
             return false;
         }
-        // The command of a call for a set, or for one of its names, is in another entry: it ends
-        // soon, or its lease refuses this call. But a waiting set keeps its names for long.
         let is_own = by.holder.starts_with(cx.kernel.owner.as_bytes());
         let own = is_own.then(|| HolderId::parse(&by.holder)).flatten();
         let request = own.and_then(|id| cx.kernel.table.request_of(&id));
-        let is_another_s = request.as_ref().is_some_and(|(name, _)| *name != self.name);
-        if is_another_s && !cx.kernel.table.is_of_set(&by.holder, cx.now, cx.fx) {
-            return true;
-        }
         if by.names_holder() {
-            let no = request.filter(|_| !is_another_s).map(|(_, no)| no);
+            let no = request.map(|(_, no)| no);
             let is_abandoned = |request: &Request| {
                 let is_unanswered = matches!(request.state, RequestState::Sent);
                 let id = request.id().map(|id| id.as_str().as_bytes());

@@ -22,12 +22,11 @@ use crate::config::LeaseTerms;
 use crate::holder_id::HolderId;
 use crate::kernel::command::{Attempt, Listens};
 use crate::kernel::held::HeldLease;
+use crate::kernel::part::PartTerms;
 use crate::kernel::round::AtServers;
 use crate::kernel::waiter::WaiterNo;
-use crate::mutant::{Mutant, is_on};
 use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::{Admission, Primitive};
-use crate::token::FencingToken;
 use crate::wait_policy::RECONNECT;
 
 /// Identifies a request. A later request never has the number of an earlier one.
@@ -58,18 +57,16 @@ pub(crate) struct Request {
     pub(crate) again: Instant,
     /// The state of its rounds, over a quorum.
     pub(crate) rounds: Rounds,
-    /// The id of the set that it asks for: it never uses another one.
-    pub(crate) of_set: Option<IdOfSet>,
+    /// It asks for a part.
+    pub(crate) part: Option<Box<PartRequest>>,
 }
 
-/// The id of a set, for one of its names.
+/// What a request for a part adds.
 #[derive(Clone, Debug)]
-pub(crate) struct IdOfSet {
-    pub(crate) id: HolderId,
-    /// Its command was sent, and may have run: the set begins again in place of a second one.
-    pub(crate) is_used: bool,
-    /// The tokens of all names, once the set has them all.
-    pub(crate) tokens: Vec<FencingToken>,
+pub(crate) struct PartRequest {
+    pub(crate) terms: PartTerms,
+    /// A command was sent: it is the only one of a call that does not wait.
+    pub(crate) is_sent: bool,
 }
 
 /// What earlier rounds of a request have found.
@@ -239,7 +236,7 @@ impl Request {
             failures: 0,
             again: Instant::NEVER,
             rounds: Rounds::default(),
-            of_set: None,
+            part: None,
         }
     }
 
@@ -279,15 +276,9 @@ impl Request {
         }
     }
 
-    /// Returns whether it asks for all names of a set, which its client has.
-    pub(crate) fn joins_set(&self) -> bool {
-        self.of_set.as_ref().is_some_and(|it| !it.tokens.is_empty())
-    }
-
-    /// Returns whether the set that it asks for must begin again.
-    pub(crate) fn is_used_up(&self) -> bool {
-        let is_used = self.of_set.as_ref().is_some_and(|it| it.is_used);
-        is_used && !is_on(Mutant::SetUsesItsIdAgain)
+    /// Returns whether it has sent its only command: it asks for a part, and does not wait.
+    pub(crate) fn is_part_over(&self) -> bool {
+        self.once && self.part.as_ref().is_some_and(|it| it.is_sent)
     }
 
     pub(crate) fn group(&self) -> Option<RefreshGroup> {

@@ -4,21 +4,15 @@ use std::sync::Arc;
 
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
-use crate::holder_id::HolderId;
-use crate::kernel::answers::untaken;
 use crate::kernel::command::{Attempt, Command, Listens, What};
 use crate::kernel::context::Context;
 use crate::kernel::entry::LockEntry;
-use crate::kernel::lease::{GRACE, LeaseState};
-use crate::kernel::request::{
-    Asked, Flight, IdOfSet, Request, RequestNo, RequestState, Sender, Serves,
-};
+use crate::kernel::lease::GRACE;
+use crate::kernel::request::{Asked, Flight, Request, RequestNo, RequestState, Sender, Serves};
 use crate::kernel::undo::Proof;
-use crate::kernel::waiter::{Failure, Outcome, Wait, Waiter, WaiterNo};
+use crate::kernel::waiter::{Outcome, Wait, Waiter, WaiterNo};
 use crate::mutant::{Mutant, is_on};
-use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::Primitive;
-use crate::token::FencingToken;
 
 /// The receiver of a lease that a request was granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +91,12 @@ impl LockEntry {
             tokens,
             attempt,
         };
-        let command = Command::new(&request.lock, what).acknowledged_by(request.terms.replicas);
+        let mut command = Command::new(&request.lock, what).acknowledged_by(request.terms.replicas);
+        if let Some(part) = &mut self.requests.change(n).part {
+            part.is_sent = true;
+            command.after = part.terms.after.clone();
+        }
+        let request = &self.requests[n];
         cx.fx.attempts += 1;
         cx.kernel.table.note_id(&flight.id, &self.name, request.no);
         let mut request = self.requests.change(n);
@@ -141,13 +140,7 @@ impl LockEntry {
         if sender == Sender::Engine {
             request.terms = terms;
         }
-        let id = match &mut request.of_set {
-            Some(of_set) if !is_on(Mutant::SetTakesFreshIds) => {
-                of_set.is_used = true;
-                of_set.id.clone()
-            }
-            _ => cx.kernel.fresh_id(&*request.lock),
-        };
+        let id = cx.kernel.fresh_id(&*request.lock);
         let attempt = if cx.kernel.is_quorum() {
             Attempt::Propose(cx.kernel.propose(request.rounds.above, cx.now))
         } else if !request.enters(is_contended) {
@@ -184,7 +177,7 @@ impl LockEntry {
 
     /// Makes somebody ask for the line at `at`, if its calls wait for nothing else.
     pub(super) fn serve(&mut self, at: Instant, cx: &mut Context<'_>) {
-        if self.holds_alone() || self.line_request().is_some() {
+        if self.line_waits() || self.line_request().is_some() {
             return;
         }
         let Some(front) = self.waiters.front() else {
@@ -285,9 +278,6 @@ impl LockEntry {
                 {
                     cx.abandon(&flight.id);
                 }
-                if let Some(id) = request.id() {
-                    cx.kernel.table.abandon_id(id);
-                }
                 self.requests.change(n).serves = Serves::Nobody;
             }
             RequestState::Due(_) => {
@@ -303,76 +293,21 @@ impl LockEntry {
         }
     }
 
-    // ------------------------------------------------------------------ the requests of a set
+    // ------------------------------------------------------------------ the requests of parts
 
-    /// A request of a set would have to send its id again: the set begins again.
-    pub(super) fn end_of_set(&mut self, n: RequestNo, cx: &mut Context<'_>) {
-        let request = self.requests.remove(n);
-        if let Serves::One(no) = request.serves {
-            self.end_waiter(no, Outcome::Failed(Failure::Restart), cx);
-        }
-    }
-
-    /// A message may concern a request of a set.
-    pub(super) fn look_at(&mut self, n: RequestNo, at: Instant) {
-        let mut request = self.requests.change(n);
-        match &mut request.state {
-            RequestState::Queued(place) if !place.refreshing => {
-                place.refresh_at = place.refresh_at.min(at);
-            }
-            RequestState::Queued(_) | RequestState::Sent => request.again = request.again.min(at),
-            RequestState::Due(_) | RequestState::Won(_) | RequestState::Confirming(_) => return,
-        }
-        drop(request);
-        self.touch(at, at);
-    }
-
-    /// The set that the call waits for has all names: a renewal must confirm them together.
-    pub(super) fn confirm_set(
-        &mut self,
-        no: WaiterNo,
-        id: HolderId,
-        tokens: Vec<FencingToken>,
-        cx: &mut Context<'_>,
-    ) {
-        let serves = Serves::One(no);
-        let Some(&n) = self.requests.serving(&[serves]).first() else {
+    /// The command of a request for a part has ended otherwise than its call wants: the call ends,
+    /// if it does not wait.
+    pub(super) fn end_part(&mut self, n: RequestNo, cx: &mut Context<'_>) {
+        let request = &self.requests[n];
+        if !request.is_part_over() || !matches!(request.state, RequestState::Due(_)) {
             return;
-        };
-        cx.kernel.table.note_id(&id, &self.name, n);
-        let first = *tokens
-            .first()
-            .expect("a set has a token for each of its names");
-        let block = TokenBlock::one(first);
-        self.requests.change(n).of_set = Some(IdOfSet {
-            id: id.clone(),
-            is_used: true,
-            tokens,
-        });
-        if is_on(Mutant::SetIsNotConfirmed) {
-            return self.win_unconfirmed(n, &id, block, cx);
         }
-        self.confirm_first(n, &id, block, false, cx);
-        debug_assert!(matches!(
-            self.requests[n].state,
-            RequestState::Confirming(_)
-        ));
-    }
-
-    /// A mistake, for the simulation: the names may have been lost.
-    fn win_unconfirmed(
-        &mut self,
-        n: RequestNo,
-        id: &HolderId,
-        tokens: TokenBlock,
-        cx: &mut Context<'_>,
-    ) {
-        let terms = self.requests[n].terms;
-        self.requests.change(n).state = RequestState::Sent;
-        let Some(lease) = LeaseState::acquired(cx.now, cx.now, &untaken(&terms)) else {
-            return;
-        };
-        self.win(n, (id, tokens, false), lease, &terms, cx);
+        let (serves, since) = (request.serves, request.since);
+        self.requests.remove(n);
+        if let Serves::One(no) = serves {
+            let failure = self.failure_of_part(since);
+            self.end_waiter(no, Outcome::Failed(failure), cx);
+        }
     }
 }
 

@@ -20,7 +20,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::config::LeaseTerms;
 use crate::error::Cause;
 use crate::holder_id::HolderId;
 use crate::kernel::Kernel;
@@ -31,14 +30,12 @@ use crate::kernel::engine::{Link, Route, ServerNo};
 use crate::kernel::fault::Fault;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{LeaseWork, OperationCell, end_for_lease};
-use crate::kernel::request::{Asked, RequestNo};
+use crate::kernel::request::Asked;
 use crate::kernel::unlock::Unlocked;
 use crate::kernel::votes::{Majority, Verdict, Votes};
 use crate::kernel::waiter::Failure;
 use crate::mutant::{Mutant, is_on};
-use crate::name::Name;
 use crate::protocol::answer::{Answer, Wanted};
-use crate::protocol::primitive::Primitive;
 use crate::protocol::verb::Verb;
 use crate::sync::Mutex;
 use crate::wait_policy::RECONNECT;
@@ -91,8 +88,6 @@ pub(super) enum RoundKind {
     Lease(LeaseWork),
     /// The holder of the lease waits for the end.
     Release(Arc<HeldLease>, Arc<OperationCell>),
-    /// A set in several slots has all its names.
-    Confirm(Name, RequestNo, HolderId, LeaseTerms),
 }
 
 #[derive(Debug)]
@@ -103,9 +98,6 @@ pub(super) struct Round {
     /// The terms of the lease that it acquires.
     pub(super) ttl: Duration,
     pub(super) size: Majority,
-    /// The locks of the slots, if the commands go to several slots and not to the servers of a
-    /// quorum.
-    pub(super) slots: Vec<Arc<dyn Primitive>>,
     pub(super) at: Arc<AtServers>,
     pub(super) votes: Votes,
     pub(super) first_sent: Option<Instant>,
@@ -172,7 +164,7 @@ impl Round {
         let (verb, id, ttl) = match &kind {
             RoundKind::Propose(asked) => {
                 let wanted = Wanted {
-                    names: command.lock.names.len(),
+                    after: false,
                     reserved: asked.tokens.saturating_sub(1),
                     proposed: asked.attempt.proposes(),
                 };
@@ -180,12 +172,6 @@ impl Round {
             }
             RoundKind::Lease(work) => (Verb::Renew, work.lease.id.clone(), Duration::ZERO),
             RoundKind::Release(lease, _) => (Verb::Release, lease.id.clone(), Duration::ZERO),
-            RoundKind::Confirm(_, _, id, _) => (Verb::Renew, id.clone(), Duration::ZERO),
-        };
-        let slots = command.lock.slots().to_vec();
-        let size = match slots.len() {
-            0 => size,
-            slots => Majority::each(slots),
         };
         Self {
             kind,
@@ -193,7 +179,6 @@ impl Round {
             id,
             ttl,
             size,
-            slots,
             at: AtServers::new(size.all),
             votes: Votes::new(verb, size),
             first_sent: None,
@@ -214,7 +199,7 @@ impl Round {
         match self.kind {
             RoundKind::Release(lease, _) => Some(Discard::Lease(lease)),
             RoundKind::Lease(work) => Some(Discard::Lease(work.lease)),
-            RoundKind::Propose(_) | RoundKind::Confirm(..) => None,
+            RoundKind::Propose(_) => None,
         }
     }
 
@@ -289,7 +274,7 @@ impl Round {
             // It goes on as a pending release.
             RoundKind::Release(..) => AtServer::Unknown,
             RoundKind::Lease(_) if known == AtServer::Yes => AtServer::Unknown,
-            RoundKind::Lease(_) | RoundKind::Propose(_) | RoundKind::Confirm(..) => known,
+            RoundKind::Lease(_) | RoundKind::Propose(_) => known,
         }
     }
 
@@ -303,9 +288,7 @@ impl Round {
         if self.at.of(server) != AtServer::NotSent || now < self.not_before {
             return None;
         }
-        let part = self.slots.get(server);
-        let link = || route.link(server, self.command.wanted_by);
-        match part.map_or_else(link, |_| Link::Up) {
+        match route.link(server, self.command.wanted_by) {
             Link::Connecting => None,
             Link::Down => {
                 let known = match self.kind {
@@ -321,11 +304,7 @@ impl Round {
             Link::Up => {
                 self.at.set(server, AtServer::Asked);
                 self.first_sent.get_or_insert(now);
-                let command = self.command.clone();
-                Some(match part {
-                    Some(part) => (0, command.with_lock(part)),
-                    None => (server, command),
-                })
+                Some((server, self.command.clone()))
             }
         }
     }
@@ -360,11 +339,7 @@ impl Round {
             Verdict::Unknown if !late && self.is_release() && self.at.has(AtServer::Asked) => {
                 return None;
             }
-            Verdict::Open | Verdict::Unknown => Err(if self.slots.is_empty() {
-                route.undecided(&self.undecided())
-            } else {
-                self.undecided().first_fault()
-            }),
+            Verdict::Open | Verdict::Unknown => Err(route.undecided(&self.undecided())),
         })
     }
 

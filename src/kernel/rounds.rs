@@ -36,7 +36,7 @@ impl Engine {
                     }
                 }
             }
-            RoundKind::Lease(_) | RoundKind::Confirm(..) => {}
+            RoundKind::Lease(_) => {}
         }
         self.add_round(round);
     }
@@ -183,10 +183,8 @@ impl Engine {
             turn.cx.put(Item::Rounds, [at, at]);
             return false;
         }
-        if round.slots.is_empty() {
-            let is_cut_short = has_left;
-            (turn.route).round_ended(&round.undecided(), &end, is_cut_short);
-        }
+        let is_cut_short = has_left;
+        (turn.route).round_ended(&round.undecided(), &end, is_cut_short);
         round.is_over = true;
         match round.again(&end, now) {
             Some(again) => self.add_round(again),
@@ -217,11 +215,6 @@ impl Engine {
                     limit(work);
                 }
                 cx.lease_answered(work, end, sent, false);
-            }
-            RoundKind::Confirm(name, request, id, terms) => {
-                cx.with_existing(name, |entry, cx| {
-                    entry.confirmed((*request, id), terms, end, sent, cx);
-                });
             }
             RoundKind::Release(lease, cell) => round.released(lease, cell, end, sent, cx),
         }
@@ -273,9 +266,9 @@ impl Engine {
         }
         // Without this server's key, the lease would have no vote to spare.
         let name = entry_name(&*round.command.lock);
-        let shard = kernel.table.shard(&name).lock();
+        let shard = kernel.table.shard(name).lock();
         let mut held = shard
-            .get(&*name)
+            .get(name)
             .into_iter()
             .flat_map(|entry| entry.held.iter());
         let found = held.find(|held| held.lease.id == round.id);

@@ -10,7 +10,6 @@ use crate::kernel::context::Context;
 use crate::kernel::engine::ServerNo;
 use crate::kernel::held::HeldLease;
 use crate::kernel::round::AtServer;
-use crate::kernel::table::entry_name;
 use crate::mutant::{Mutant, is_on};
 use crate::protocol::primitive::Primitive;
 
@@ -62,8 +61,7 @@ impl PendingRelease {
 impl Context<'_> {
     /// Adds a pending release. The caller has the lock of the shard, and the id has no lease.
     fn pend(&mut self, release: PendingRelease) {
-        let name = entry_name(&*release.lock);
-        self.kernel.table.forget_id_for(&release.id, &name);
+        self.kernel.table.forget_id(&release.id);
         let now = self.now;
         self.with_pending(|pending, fx| {
             if pending.is_unsent() {
@@ -98,61 +96,42 @@ impl Context<'_> {
         self.now.after(ttl.saturating_mul(2).max(RUNS_WITHIN))
     }
 
-    /// Adds the release of an ended lease: at the servers of a quorum that may have its key, and in
-    /// each slot of a set. If it `counts`, the shutdown counts the outcome.
+    /// Adds the release of an ended lease: at the servers of a quorum that may have its key. If it
+    /// `counts`, the shutdown counts the outcome.
     pub(super) fn release_later(&mut self, lease: &HeldLease, counts: bool) {
-        let places = self.places_of(&lease.lock);
-        let needed = if self.kernel.is_quorum() {
-            self.kernel.limits.size.needed
-        } else {
-            places.len()
-        };
-        for (n, place) in places.into_iter().enumerate() {
-            if let Some(ends_by) = proof_at(lease, n) {
-                let counts = counts.then_some(needed);
-                self.release_in(lease, place, ends_by, counts);
+        let size = self.kernel.limits.size;
+        for server in 0..size.all {
+            if let Some(ends_by) = proof_at(lease, server) {
+                let counts = counts.then_some(size.needed);
+                self.release_in(lease, server, ends_by, counts);
             }
         }
     }
 
-    /// Adds the release of an ended lease at one server of a quorum, or in one slot.
-    pub(super) fn release_at(&mut self, lease: &HeldLease, n: usize) {
+    /// Adds the release of an ended lease at one server of a quorum.
+    pub(super) fn release_at(&mut self, lease: &HeldLease, server: ServerNo) {
         if is_on(Mutant::MissingReleaseIsForgotten) {
             return;
         }
-        if let Some(place) = self.places_of(&lease.lock).into_iter().nth(n) {
-            let ends_by = proof_at(lease, n).unwrap_or(Proof::AnyAnswer);
-            self.release_in(lease, place, ends_by, None);
-        }
+        let ends_by = proof_at(lease, server).unwrap_or(Proof::AnyAnswer);
+        self.release_in(lease, server, ends_by, None);
     }
 
     fn release_in(
         &mut self,
         lease: &HeldLease,
-        (server, lock): (ServerNo, Arc<dyn Primitive>),
+        server: ServerNo,
         ends_by: Proof,
         counts: Option<usize>,
     ) {
         let until = self.now.after(lease.key_may_last().max(RUNS_WITHIN));
         self.pend(PendingRelease {
             counts,
-            ..PendingRelease::new((server, &lock), &lease.id, until, ends_by)
+            ..PendingRelease::new((server, &lease.lock), &lease.id, until, ends_by)
         });
         if ends_by == Proof::AnyAnswer {
             // The lock is taken until this release runs: it waits for no pause.
             self.with_pending(|pending, _| pending.seen(&lease.id));
-        }
-    }
-
-    /// Returns where the keys of a lock are: at each server of a quorum, or in each slot.
-    fn places_of(&self, lock: &Arc<dyn Primitive>) -> Vec<(ServerNo, Arc<dyn Primitive>)> {
-        let part = |part| (0, Arc::clone(part));
-        if self.kernel.is_quorum() {
-            (0..self.kernel.limits.size.all)
-                .map(|server| (server, Arc::clone(lock)))
-                .collect()
-        } else {
-            lock.parts().iter().map(part).collect()
         }
     }
 
@@ -161,25 +140,23 @@ impl Context<'_> {
         if !self.kernel.limits.may_fail_over {
             return;
         }
-        for lock in lease.lock.parts() {
-            let until = self.now.after(lease.key_may_last());
-            let release = PendingRelease::new((0, lock), &lease.id, until, Proof::AnyAnswer);
-            // Sent before this client learnt of another master, it may have run at the last one.
-            let sent = self.now.before(self.kernel.limits.command_timeout);
-            let mut pending = self.kernel.pending.lock();
-            if pending.has_moved_since(sent) {
-                drop(pending);
-                self.pend(release);
-            } else {
-                pending.note_recent(release, self.now);
-            }
+        let until = self.now.after(lease.key_may_last());
+        let release = PendingRelease::new((0, &lease.lock), &lease.id, until, Proof::AnyAnswer);
+        // Sent before this client learnt of another master, it may have run at the last one.
+        let sent = self.now.before(self.kernel.limits.command_timeout);
+        let mut pending = self.kernel.pending.lock();
+        if pending.has_moved_since(sent) {
+            drop(pending);
+            self.pend(release);
+        } else {
+            pending.note_recent(release, self.now);
         }
     }
 }
 
-/// Returns what ends the release of a lease at one of its places; `None` if it has nothing there.
-fn proof_at(lease: &HeldLease, n: usize) -> Option<Proof> {
-    match lease.at.as_ref().map(|at| at.of(n)) {
+/// Returns what ends the release of a lease at a server; `None` if it has nothing there.
+fn proof_at(lease: &HeldLease, server: ServerNo) -> Option<Proof> {
+    match lease.at.as_ref().map(|at| at.of(server)) {
         Some(AtServer::NotSent | AtServer::No) => None,
         Some(AtServer::Unknown) => Some(Proof::KeySeen),
         Some(AtServer::Yes | AtServer::Asked) | None => Some(Proof::AnyAnswer),

@@ -41,7 +41,7 @@ pub(crate) enum Unlock {
     Lingers,
     /// The caller sends it, and reports its end with `unlocked`.
     Send(Command),
-    /// The engine releases it, over a quorum and in several slots. The caller waits for the result
+    /// The engine releases it, over a quorum. The caller waits for the result
     /// in the cell; a loss is the lease's status then.
     Wait(Arc<OperationCell>),
     /// The engine renews the lease. Then `begin_unlock` is called again.
@@ -109,24 +109,19 @@ impl Kernel {
         })
     }
 
-    /// Returns the first name of a lock that a lease of this client keeps from a call, by its
-    /// index, and that lease.
+    /// Returns the lease of this client that keeps a lock from a call.
     pub(crate) fn holder_of(
         &self,
         lock: &dyn Primitive,
         now: Instant,
         fx: &mut Effects,
-    ) -> Option<(usize, Arc<HeldLease>)> {
-        lock.keys().names.iter().enumerate().find_map(|(n, name)| {
-            let held = self.at(now, fx).with_existing(name, |entry, cx| {
-                let lease = entry.excludes(lock.is_shared());
-                lease.filter(|lease| lease.covers(cx.now)).cloned()
-            });
-            let held = held
-                .flatten()
-                .or_else(|| self.table.set_with(name, now, fx));
-            held.map(|lease| (n, lease))
-        })
+    ) -> Option<Arc<HeldLease>> {
+        let name = lock.keys().key(0).name;
+        let held = self.at(now, fx).with_existing(name, |entry, cx| {
+            let lease = entry.excludes(lock.is_shared());
+            lease.filter(|lease| lease.covers(cx.now)).cloned()
+        });
+        held.flatten()
     }
 
     /// Returns whether `thread` holds a lease of the lock's name, and Redis may refuse it another;
@@ -240,7 +235,7 @@ impl Context<'_> {
     pub(super) fn lease_ended(&mut self, lease: &Arc<HeldLease>) {
         let name = entry_name(&*lease.lock);
         let status = lease.status(self.now, self.fx);
-        let has_left = self.with_existing(&name, |entry, cx| {
+        let has_left = self.with_existing(name, |entry, cx| {
             // It has no holder who would release what is left of it.
             let lingers = entry.lingering().is_some();
             let has_left = entry.ended(lease, cx.now, cx);
@@ -249,9 +244,7 @@ impl Context<'_> {
                 let by = Arc::new(named(lease));
                 entry.last.held_until(lease.end().min(cx.now), by);
             }
-            let is_part = matches!(status, LeaseStatus::Lost(Lost::Deleted | Lost::Taken));
-            if lingers && has_left || is_part && lease.lock.outlives_its_loss() {
-                // The remaining names of a set protect nothing alone.
+            if lingers && has_left {
                 entry.release_later(lease, false, cx);
             }
             has_left
@@ -296,8 +289,7 @@ pub(super) fn begin_release(
             Unlock::AlreadyLost(lost)
         }
         Some(LeaseStatus::Held(_) | LeaseStatus::InDoubt) => {
-            let has_rounds = cx.kernel.has_rounds(&*lease.lock);
-            let cell = has_rounds.then(|| lease.release_by_round());
+            let cell = cx.kernel.is_quorum().then(|| lease.release_by_round());
             lease.rearm(cx);
             match cell {
                 Some(cell) => Unlock::Wait(cell),
@@ -374,7 +366,7 @@ fn end_unlock(
     }
     match unlocked {
         // The round releases it where that is missing.
-        Unlocked::Unconfirmed if cx.kernel.has_rounds(&*lease.lock) => {}
+        Unlocked::Unconfirmed if cx.kernel.is_quorum() => {}
         Unlocked::Unconfirmed => entry.release_later(lease, false, cx),
         _ => cx.note_released(lease),
     }

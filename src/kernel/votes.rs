@@ -23,11 +23,6 @@ impl Majority {
         }
     }
 
-    /// A decision that needs all of them.
-    pub(crate) const fn each(all: usize) -> Self {
-        Self { all, needed: all }
-    }
-
     /// How many servers may disagree or fail without preventing a decision.
     pub(crate) const fn spare(self) -> usize {
         self.all - self.needed
@@ -245,7 +240,6 @@ fn most<'a>(values: impl Iterator<Item = &'a [u8]> + Clone) -> Option<(&'a [u8],
 mod tests {
     use super::*;
     use crate::protocol::answer::Wanted;
-    use crate::protocol::one_or_many::OneOrMany;
     use crate::token::FencingToken;
 
     const fn ms(n: u64) -> Duration {
@@ -255,13 +249,13 @@ mod tests {
     const TOKEN: FencingToken = FencingToken::new(7);
 
     const ACQUIRE: Verb = Verb::Acquire(Wanted {
-        names: 1,
+        after: false,
         reserved: 0,
         proposed: Some(7),
     });
 
     fn granted() -> Option<Answer> {
-        Some(Answer::Granted(OneOrMany::One(TOKEN)))
+        Some(Answer::Granted(TOKEN))
     }
 
     fn refused_by(holder: &str, remaining: Option<Duration>) -> Answer {

@@ -68,6 +68,8 @@ pub(crate) struct WaiterCell {
     /// The call has waited for another holder, or behind another call.
     pub(crate) has_waited: AtomicBool,
     pub(crate) parker: Parker,
+    /// What the thread sleeps on in place of that, if it waits for several calls.
+    pub(crate) signal: Option<Arc<Parker>>,
 }
 
 impl Waiter {
@@ -97,7 +99,13 @@ impl WaiterCell {
             outcome: Mutex::new(None),
             has_waited: AtomicBool::new(false),
             parker: Parker::new(),
+            signal: None,
         }
+    }
+
+    /// Wakes the thread of the call.
+    pub(crate) fn unpark(&self) {
+        self.signal.as_deref().unwrap_or(&self.parker).unpark();
     }
 }
 
@@ -141,7 +149,7 @@ pub(crate) enum Failure {
         since: Option<Instant>,
         has_sent: bool,
     },
-    /// The set must begin again, under another id.
+    /// Nobody refused it, and it has nothing: what it belongs to begins again.
     Restart,
     /// Redis has not answered since then, for this reason.
     Unreachable {

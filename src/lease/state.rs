@@ -240,6 +240,17 @@ impl LeaseState {
         self.renew_every.is_some() || self.provisional.is_some()
     }
 
+    /// The client renews the lease each `every` from the next confirmation on.
+    pub(crate) fn renew_every(&mut self, every: Option<Duration>) {
+        self.renew_every = every;
+    }
+
+    /// The client renews the lease no more.
+    pub(crate) fn end_renewals(&mut self) {
+        (self.renew_every, self.provisional) = (None, None);
+        (self.renew_at, self.planned) = (Instant::NEVER, Instant::NEVER);
+    }
+
     /// Returns whether a renewal or change of ttl is in flight.
     pub(crate) fn is_busy(&self) -> bool {
         self.renewing

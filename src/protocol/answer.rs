@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use crate::holder::Holder;
-use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::permits_out::PermitsOut;
 use crate::protocol::place::Refreshed;
 use crate::protocol::refusal::{RefusedName, read_detail};
@@ -13,8 +12,8 @@ use crate::token::FencingToken;
 /// The properties of an acquiring call on which its valid replies depend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wanted {
-    /// The number of names.
-    pub(crate) names: usize,
+    /// It goes on only if the call before has its lock.
+    pub(crate) after: bool,
     /// The number of tokens reserved after the first.
     pub(crate) reserved: u64,
     /// The first token, if the client proposes it.
@@ -22,20 +21,12 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    /// One token for one name.
+    /// One token, whatever another call has got.
     pub(super) const ONE: Self = Self {
-        names: 1,
+        after: false,
         reserved: 0,
         proposed: None,
     };
-
-    /// The number of tokens in a grant: one for each name, unless the client proposes one for all.
-    fn tokens(&self) -> usize {
-        match self.proposed {
-            Some(_) => 1,
-            None => self.names,
-        }
-    }
 
     /// Returns the first token of a grant if such a call can have it.
     fn check(&self, first: FencingToken) -> Option<FencingToken> {
@@ -51,9 +42,11 @@ impl Wanted {
 #[derive(Clone, Debug)]
 #[cfg_attr(test, derive(PartialEq))]
 pub(crate) enum Answer {
-    /// Acquired, with a token for each name, or one for all names.
-    Granted(OneOrMany<FencingToken>),
+    /// Acquired, with this token.
+    Granted(FencingToken),
     Refused(RefusedName),
+    /// The call before has not got its lock, so this one was not asked for.
+    Skipped,
     /// The proposed fencing token is not above this one.
     TooLow(u64),
     /// Too few servers of a quorum granted it, and no other holder has a majority either.
@@ -128,39 +121,31 @@ impl Answer {
 
     /// Reads the reply to an acquiring call; `None` if no such script can give it.
     ///
-    /// The grant of one name is the token alone: in a list it costs the server twice as much.
+    /// A token that the script has drawn is alone: in a list it costs the server twice as much.
     pub(super) fn read_acquired(reply: Reply, wanted: Wanted) -> Option<Self> {
-        let is_alone = wanted.names == 1 && wanted.proposed.is_none();
         let mut items = match reply {
-            Reply::Text(digits) if is_alone => {
+            Reply::Text(digits) if wanted.proposed.is_none() => {
                 let token = FencingToken::parse(&digits)?;
-                return Some(Self::Granted(OneOrMany::One(wanted.check(token)?)));
+                return Some(Self::Granted(wanted.check(token)?));
             }
+            Reply::Int(0) if wanted.after => return Some(Self::Skipped),
             reply => reply.into_list()?,
         };
         match items.as_mut_slice() {
-            [Reply::Int(1), tokens @ ..] if !is_alone && tokens.len() == wanted.tokens() => {
-                let read = |token: &Reply| wanted.check(FencingToken::read(token.int()?)?);
-                let tokens = tokens.iter().map(read);
-                Some(Self::Granted(tokens.collect::<Option<_>>()?))
+            [Reply::Int(1), Reply::Int(token)] if wanted.proposed.is_some() => {
+                let token = FencingToken::read(*token)?;
+                Some(Self::Granted(wanted.check(token)?))
             }
             [Reply::Int(0), holder, Reply::Int(ttl), rest @ ..] => {
                 // A member of a quorum does not say it: the client has proposed the token.
-                let (detail, which) = match (wanted.proposed, rest) {
-                    (Some(_), which) => (None, which),
-                    (None, [detail, which @ ..]) => (read_detail(detail)?, which),
-                    (None, []) => return None,
+                let detail = match (wanted.proposed, rest) {
+                    (Some(_), []) => None,
+                    (None, [detail]) => read_detail(detail)?,
+                    _ => return None,
                 };
                 Some(Self::Refused(RefusedName {
                     detail,
-                    name: match which {
-                        [] if wanted.names == 1 => 0,
-                        [Reply::Int(n)] => {
-                            let name = usize::try_from(n.checked_sub(1)?).ok()?;
-                            Some(name).filter(|name| *name < wanted.names)?
-                        }
-                        _ => return None,
-                    },
+                    name: 0,
                     holder: match holder {
                         Reply::Text(holder) => std::mem::take(holder),
                         // The key expired while the script ran, the name is free but other waiters
@@ -300,29 +285,24 @@ mod tests {
         Answer::read_holder(reply).map(Answer::holder)
     }
 
-    /// An acquire of this number of names.
-    fn wanted(names: usize) -> Wanted {
-        Wanted {
-            names,
-            reserved: 63,
-            proposed: None,
-        }
+    const WANTED: Wanted = Wanted {
+        reserved: 63,
+        ..Wanted::ONE
+    };
+
+    fn read(items: &[Reply]) -> Option<Answer> {
+        read_alone(list(items))
     }
 
-    fn read(items: &[Reply], names: usize) -> Option<Answer> {
-        Answer::read_acquired(list(items), wanted(names))
-    }
-
-    /// Reads the reply to an acquire of one name.
     fn read_alone(reply: Reply) -> Option<Answer> {
-        Answer::read_acquired(reply, wanted(1))
+        Answer::read_acquired(reply, WANTED)
     }
 
     #[test]
     fn grants_refusals_and_holders_are_read() {
-        let refused = |name, holder: &[u8], remaining, detail| {
+        let refused = |holder: &[u8], remaining, detail| {
             Some(Answer::Refused(RefusedName {
-                name,
+                name: 0,
                 holder: holder.to_vec(),
                 remaining,
                 detail,
@@ -330,35 +310,22 @@ mod tests {
         };
         assert_eq!(
             read_alone(Reply::Text(b"7".to_vec())),
-            Some(Answer::Granted(OneOrMany::One(FencingToken::new(7))))
+            Some(Answer::Granted(FencingToken::new(7)))
         );
         assert_eq!(
-            read(&[Reply::Int(0), text(), Reply::Int(-1), Reply::Int(7)], 1),
-            refused(0, b"v", None, Some(7))
+            read(&[Reply::Int(0), text(), Reply::Int(-1), Reply::Int(7)]),
+            refused(b"v", None, Some(7))
         );
         assert_eq!(
-            read(
-                &[Reply::Int(0), Reply::Nil, Reply::Int(-2), Reply::Int(-1)],
-                1
-            ),
-            refused(0, b"", Some(Duration::ZERO), None)
+            read(&[Reply::Int(0), Reply::Nil, Reply::Int(-2), Reply::Int(-1)]),
+            refused(b"", Some(Duration::ZERO), None)
         );
-        let of_third = [
-            Reply::Int(0),
-            text(),
-            Reply::Int(9),
-            Reply::Int(1),
-            Reply::Int(3),
-        ];
-        assert_eq!(
-            read(&of_third, 3),
-            refused(2, b"v", Some(Duration::from_millis(9)), Some(1))
-        );
-        let tokens = read(&[Reply::Int(1), Reply::Int(7), Reply::Int(9)], 2);
-        let Some(Answer::Granted(tokens)) = tokens else {
-            panic!("{tokens:?}")
+        let after = Wanted {
+            after: true,
+            ..Wanted::ONE
         };
-        assert_eq!(*tokens, [7, 9].map(FencingToken::new));
+        let skipped = Answer::read_acquired(Reply::Int(0), after);
+        assert_eq!(skipped, Some(Answer::Skipped));
         let foreign = Some(Answer::Foreign(b"v".to_vec()));
         assert_eq!(Answer::read_key(text()), foreign);
         let held = [text(), Reply::Int(5), Reply::Text(b"9".to_vec())];
@@ -373,23 +340,13 @@ mod tests {
         for token in [0, -1, (1 << 53) - 63, 1 << 53, i64::MAX, i64::MIN] {
             let digits = token.to_string().into_bytes();
             assert_eq!(read_alone(Reply::Text(digits)), None, "{token}");
-            assert_eq!(read(&[int(1), int(token), int(7)], 2), None, "{token}");
         }
         for digits in ["", "+7", "7 ", "0x7", "18446744073709551616"] {
             assert_eq!(read_alone(Reply::Text(digits.into())), None, "{digits}");
         }
         assert_eq!(read_alone(int(7)), None);
-        assert_eq!(read(&[int(1), int(7)], 1), None, "the token is in a list");
-        assert_eq!(read(&[int(1)], 2), None);
-        assert_eq!(read(&[int(1), int(7)], 2), None, "a token is missing");
-        assert_eq!(
-            read(&[int(1), int(7), int(8), int(9)], 2),
-            None,
-            "one too many"
-        );
-        assert_eq!(read(&[int(1), int(7), text()], 2), None);
-        assert_eq!(read(&[int(4), int(7), int(8)], 2), None);
-        assert_eq!(Answer::read_acquired(text(), wanted(2)), None);
+        assert_eq!(read_alone(int(0)), None, "it is after no other call");
+        assert_eq!(read(&[int(1), int(7)]), None, "the token is in a list");
         let wanted = Wanted {
             proposed: Some(7),
             ..Wanted::ONE
@@ -409,20 +366,13 @@ mod tests {
     #[test]
     fn no_refusal_is_read_from_what_no_script_replies() {
         let int = Reply::Int;
-        for which in [0, 4, 99, -1, i64::MIN, i64::MAX] {
-            let refusal = [int(0), text(), int(100), int(-1), int(which)];
-            assert_eq!(read(&refusal, 3), None, "{which}");
-        }
-        assert_eq!(
-            read(&[int(0), text(), int(9), int(7)], 3),
-            None,
-            "of which name"
-        );
-        assert_eq!(read(&[int(0), text(), int(9)], 1), None, "held since when");
-        assert_eq!(read(&[int(0), text(), int(-3), int(7)], 1), None);
-        assert_eq!(read(&[int(0), text(), int(9), text()], 1), None);
-        assert_eq!(read(&[int(0), int(7), int(9), int(7)], 1), None);
-        assert_eq!(read(&[int(0), Reply::Other, int(9), int(7)], 1), None);
+        let surplus = [int(0), text(), int(9), int(7), int(1)];
+        assert_eq!(read(&surplus), None);
+        assert_eq!(read(&[int(0), text(), int(9)]), None, "held since when");
+        assert_eq!(read(&[int(0), text(), int(-3), int(7)]), None);
+        assert_eq!(read(&[int(0), text(), int(9), text()]), None);
+        assert_eq!(read(&[int(0), int(7), int(9), int(7)]), None);
+        assert_eq!(read(&[int(0), Reply::Other, int(9), int(7)]), None);
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::fmt;
 
 use crate::error::Error;
 use crate::holder_id::HolderId;
-use crate::name::{Name, shown};
+use crate::name::{Listed, Name, shown};
 use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::script::{Call, Script, script};
 use crate::protocol::slot::{hash_tag, slot};
@@ -36,7 +36,7 @@ pub(crate) enum Layout {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Key<'a> {
     pub(crate) name: &'a Name,
-    lock: &'a [u8],
+    pub(crate) lock: &'a [u8],
     pub(crate) channel: &'a [u8],
 }
 
@@ -164,15 +164,9 @@ impl Keys {
     }
 }
 
-/// At most two names, then the number of the others: there can be a thousand.
 impl fmt::Display for Keys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &*self.names {
-            [] => f.write_str("nothing"),
-            [name] => name.fmt(f),
-            [first, second] => write!(f, "{first} and {second}"),
-            [first, second, more @ ..] => write!(f, "{first}, {second} and {} more", more.len()),
-        }
+        Listed(&self.names).fmt(f)
     }
 }
 

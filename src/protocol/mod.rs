@@ -1,6 +1,5 @@
 //! The wire protocol: keys, scripts, their calls, and the meaning of their replies. No I/O.
 
-pub(crate) mod all;
 pub(crate) mod answer;
 pub(crate) mod cohort;
 pub(crate) mod fair;

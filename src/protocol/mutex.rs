@@ -12,6 +12,9 @@ use crate::protocol::script::{Arg, Call, Script, script};
 use crate::protocol::verb::Verb;
 
 pub(super) static ACQUIRE: Script = script!("acquire", "take_free", "draw_free", "end_free");
+/// The same, only if the lock before has its holder.
+pub(super) static ACQUIRE_AFTER: Script =
+    script!("acquire_after" in "acquire", "after", "take_free", "draw_free", "end_free");
 pub(super) static PROPOSE: Script = script!("propose", "last_token");
 pub(super) static RELEASE: Script = script!("release", "rewrite");
 pub(super) static RENEW: Script = script!("renew", "rewrite");
@@ -70,7 +73,7 @@ pub(super) fn acquire<'a>(
     [acquire, propose]: [&'static Script; 2],
 ) -> Call<'a> {
     let wanted = Wanted {
-        names: keys.names.len(),
+        after: request.after.is_some(),
         reserved: request.tokens.saturating_sub(1),
         proposed: request.proposed,
     };
@@ -80,6 +83,7 @@ pub(super) fn acquire<'a>(
         _ => Arg::Number(number),
     };
     let (script, [first, second]) = match request.proposed {
+        None if request.after.is_some() => (&ACQUIRE_AFTER, [Arg::Absent; 2]),
         None => (acquire, [unless_one(request.tokens), Arg::Absent]),
         Some(token) => {
             let last = token.saturating_add(wanted.reserved);
@@ -88,7 +92,10 @@ pub(super) fn acquire<'a>(
     };
     let args = [Arg::id(request.id), Arg::millis(request.ttl), first, second];
     let keys: [&[Vec<u8>]; 2] = [&keys.locks, &keys.fences];
-    Call::new(Verb::Acquire(wanted), script, keys, args)
+    Call {
+        after: request.after,
+        ..Call::new(Verb::Acquire(wanted), script, keys, args)
+    }
 }
 
 pub(super) fn renew<'a>(

@@ -2,8 +2,6 @@
 
 use std::fmt;
 use std::ops::Deref;
-use std::slice;
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::Error;
@@ -76,34 +74,17 @@ pub(crate) trait Primitive: fmt::Debug + Send + Sync {
         None
     }
 
-    /// The lock of each name of a set, in the order in which all sets take them; empty unless it is
-    /// a set.
-    fn names_of_set(&self) -> &[Arc<dyn Primitive>] {
-        &[]
-    }
-
     /// Returns true if the calls of each client wait behind each other in a queue of that client.
     ///
     /// If there is a queue in Redis, too, only the first of them has a place there.
     fn has_local_queue(&self) -> bool {
-        self.queue().is_none() && self.names_of_set().is_empty()
-    }
-
-    /// The parts of the lock, if its keys lie in several slots of a cluster; empty otherwise.
-    fn slots(&self) -> &[Arc<dyn Primitive>] {
-        &[]
+        self.queue().is_none()
     }
 
     /// Returns what the kind is called, and why a quorum cannot keep it, if it needs queues in
     /// Redis.
     fn needs_queues(&self) -> Option<(&'static str, &'static str)> {
         None
-    }
-
-    /// Returns true if a lease that has lost one of its keys can still have others, which protect
-    /// nothing alone.
-    fn outlives_its_loss(&self) -> bool {
-        false
     }
 }
 
@@ -125,6 +106,9 @@ pub(crate) struct Acquire<'a> {
     pub(crate) tokens: u64,
     /// The first token, if the client proposes it to the servers of a quorum.
     pub(crate) proposed: Option<u64>,
+    /// Acquires one token, and only while this key has this value: the lock and the holder id of
+    /// the call before. A fair lock does not have such calls.
+    pub(crate) after: Option<(&'a [u8], &'a [u8])>,
     pub(crate) queueing: Queueing<'a>,
 }
 
@@ -206,17 +190,6 @@ pub(crate) trait RedisQueue {
     /// Refreshes the places of `ids`; later grants to them are published to `inbox`. The places of
     /// a [`Mutex`](crate::Mutex) want this number of `tokens` from now on.
     fn refresh<'a>(&'a self, tokens: u64, inbox: &'a [u8], ids: &'a [Vec<u8>]) -> Call<'a>;
-}
-
-impl dyn Primitive {
-    /// The parts of the lock. One script call can take the names of one part: those of one slot in
-    /// a cluster, all of them elsewhere.
-    pub(crate) fn parts(self: &Arc<Self>) -> &[Arc<Self>] {
-        match self.slots() {
-            [] => slice::from_ref(self),
-            parts => parts,
-        }
-    }
 }
 
 /// A lock is used by its keys, whatever its kind.

@@ -20,14 +20,18 @@ pub(crate) struct Script {
     pub(super) sha: OnceLock<String>,
 }
 
-/// Makes a script from the file `<name>.lua`, preceded by the Lua functions in further files.
+/// Makes a script from the file `<name>.lua`, or another one, preceded by the Lua functions in
+/// further files.
 macro_rules! script {
     ($name:literal $(, $functions:literal)*) => {
+        script!($name in $name $(, $functions)*)
+    };
+    ($name:literal in $file:literal $(, $functions:literal)*) => {
         Script {
             name: $name,
             source: concat!(
                 $(include_str!(concat!($functions, ".lua")),)*
-                include_str!(concat!($name, ".lua"))
+                include_str!(concat!($file, ".lua"))
             ),
             sha: ::std::sync::OnceLock::new(),
         }
@@ -94,6 +98,8 @@ pub(crate) struct Call<'a> {
     pub(crate) args: [Arg<'a>; 4],
     /// Further arguments: wake channels, holder ids or an inbox.
     pub(crate) rest: &'a [Vec<u8>],
+    /// The last key, and the value that it must have, which is the last argument.
+    pub(crate) after: Option<(&'a [u8], &'a [u8])>,
     /// The replicas that must acknowledge it, by a WAIT command in the same write.
     pub(crate) replicas: Option<Replicas>,
     /// Sends ASKING first, which has its own reply: for a cluster node that is importing the slot.
@@ -166,6 +172,7 @@ impl<'a> Call<'a> {
             keys,
             args: four,
             rest: &[],
+            after: None,
             replicas: None,
             asking: false,
             ends_with_readers: false,
@@ -300,9 +307,11 @@ impl<'a> Call<'a> {
             Arg::Absent => None,
         };
         let args = self.args.iter().filter_map(word);
+        let (key, value) = self.after.unzip();
+        let (key, value) = (key.map(<[u8]>::to_vec), value.map(<[u8]>::to_vec));
         [
-            self.keys.concat(),
-            args.chain(self.rest.iter().cloned()).collect(),
+            self.keys.concat().into_iter().chain(key).collect(),
+            args.chain(self.rest.iter().cloned()).chain(value).collect(),
         ]
     }
 
@@ -317,20 +326,24 @@ impl<'a> Call<'a> {
             bulk(b"ASKING", buffer);
         }
         let [first, second] = self.keys;
-        let keys = first.len() + second.len();
+        let after = usize::from(self.after.is_some());
+        let keys = first.len() + second.len() + after;
         let is_there = |arg: &&Arg<'_>| !matches!(arg, Arg::Absent);
         let args = self.args.iter().take_while(is_there);
         // Written directly into the buffer: `redis::Cmd` first collects the arguments, which takes
         // a third of the client's time for a call.
         header(
             b'*',
-            3 + keys + args.clone().count() + self.rest.len(),
+            3 + keys + args.clone().count() + self.rest.len() + after,
             buffer,
         );
         bulk(command.as_bytes(), buffer);
         bulk(script.as_bytes(), buffer);
         number(keys as u64, buffer);
         for key in first.iter().chain(second) {
+            bulk(key, buffer);
+        }
+        if let Some((key, _)) = self.after {
             bulk(key, buffer);
         }
         for arg in args {
@@ -347,6 +360,9 @@ impl<'a> Call<'a> {
         }
         for arg in self.rest {
             bulk(arg, buffer);
+        }
+        if let Some((_, value)) = self.after {
+            bulk(value, buffer);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::protocol::probe::PROBE;
 use crate::protocol::script::ADD_STATS;
-use crate::protocol::{all, cohort, fair, keys, mutex, rw_lock, semaphore};
+use crate::protocol::{cohort, fair, keys, mutex, rw_lock, semaphore};
 
 fn called(source: &str) -> Vec<String> {
     let calls = source.split("call('").skip(1);
@@ -27,18 +27,12 @@ fn the_documented_user_may_do_what_the_scripts_call() {
         .collect();
     let mutex = [
         &mutex::ACQUIRE,
+        &mutex::ACQUIRE_AFTER,
         &mutex::PROPOSE,
         &mutex::RELEASE,
         &mutex::RENEW,
         mutex::RENEW_MANY.script,
         &mutex::UNDO,
-    ];
-    let all = [
-        &all::ACQUIRE_ALL,
-        &all::PROPOSE_ALL,
-        &all::RELEASE_ALL,
-        &all::RENEW_ALL,
-        &all::LEAVE_ALL,
     ];
     let queues = [&fair::RULES, &semaphore::RULES, &rw_lock::RULES];
     let queues = queues.into_iter().flat_map(|rules| {
@@ -62,7 +56,7 @@ fn the_documented_user_may_do_what_the_scripts_call() {
     ];
     let cohort = [&cohort::RELEASE, &cohort::REFRESH];
     let reads = [&keys::INSPECT, &keys::FENCE, &rw_lock::INSPECT];
-    let locks = mutex.into_iter().chain(all).chain(queues);
+    let locks = mutex.into_iter().chain(queues);
     let locks = locks.chain(shared).chain(cohort);
     let scripts = locks.chain(permits).chain(reads);
     for script in scripts.chain([&ADD_STATS, &PROBE]) {

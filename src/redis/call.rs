@@ -169,47 +169,6 @@ impl Server {
         Ok((answer, Some(connection.answer_to(until, Verb::Count)?)))
     }
 
-    /// Sends all `calls`, which only read, in one write, and returns their replies in order.
-    ///
-    /// A call that this server has not run, because it redirects it or does not know the script,
-    /// is left to the caller.
-    pub(crate) fn read_all(
-        &self,
-        calls: &[Call<'_>],
-        until: Instant,
-    ) -> Result<Vec<Result<Answer, NodeFault>>, Fault> {
-        let mut pooled = self.acquire_connection(until, Cap::Counted, false)?;
-        let sent = Instant::now();
-        let by = sent.after(self.command_timeout()).min(until);
-        let connection = pooled.connection();
-        let mut trip = || {
-            connection.write(by, |buffer| {
-                for call in calls {
-                    call.pack(ScriptForm::Digest, buffer);
-                }
-            })?;
-            let replies = calls.iter().map(|call| connection.answer_to(by, call.verb));
-            replies.collect::<RedisResult<Vec<_>>>()
-        };
-        let replies = match trip() {
-            Ok(replies) => replies,
-            Err(error) => {
-                let name = calls.first().map_or("", |call| call.script.name);
-                return Err(self.no_answer(error, sent, until, name, true, false));
-            }
-        };
-        let answers = replies.into_iter().zip(calls).map(|(reply, call)| {
-            if ScriptForm::Digest.after(&reply).is_some() {
-                return Err(NodeFault::NoScript);
-            }
-            reply.map_err(|error| self.node_fault(call, &error))
-        });
-        let answers: Vec<_> = answers.collect();
-        let not_served = answers.iter().find_map(NodeFault::not_served_in);
-        self.settle(pooled, sent, not_served, false);
-        Ok(answers)
-    }
-
     /// Returns an error if too few replicas acknowledged a script, by the reply to WAIT.
     pub(super) fn acknowledged(
         &self,
@@ -246,7 +205,7 @@ impl Server {
 
 /// Returns whether the reply shows that the server accepts writes, or that it cannot serve them
 /// now.
-fn is_answered_write<T>(call: &Call<'_>, reply: &Result<T, NodeFault>) -> bool {
+pub(super) fn is_answered_write<T>(call: &Call<'_>, reply: &Result<T, NodeFault>) -> bool {
     let says_nothing = match reply {
         Ok(_) => false,
         Err(NodeFault::Redirected(..) | NodeFault::NoScript) => true,

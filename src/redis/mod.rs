@@ -2,6 +2,7 @@
 
 pub(crate) mod breaker;
 pub(crate) mod call;
+pub(crate) mod calls;
 pub(crate) mod cluster;
 pub(crate) mod combine;
 pub(crate) mod command;
@@ -234,13 +235,13 @@ impl Deployment {
     /// Returns an earlier release at the same server that failed, if the server has served nothing
     /// since. Over a quorum, this must hold for so many servers that the others are no majority.
     pub(crate) fn ignored_release(&self, keys: &Arc<dyn Primitive>) -> Option<IgnoredRelease> {
-        keys.parts().iter().find_map(|part| match self {
+        match self {
             Self::Quorum(quorum) => {
                 let mut ignored = (quorum.servers.iter()).filter_map(|it| it.ignored_release());
                 ignored.nth(self.size().spare())
             }
-            Self::One(_) | Self::Cluster(_) => self.primary_owner_of(part.key(0)).ignored_release(),
-        })
+            Self::One(_) | Self::Cluster(_) => self.primary_owner_of(keys.key(0)).ignored_release(),
+        }
     }
 
     /// Records a release of these keys that began at `start` and failed.
@@ -250,10 +251,8 @@ impl Deployment {
         start: Instant,
         ignored: &IgnoredRelease,
     ) {
-        for part in keys.parts() {
-            for owner in self.owners_of(part.key(0)) {
-                owner.note_ignored_release(start, ignored);
-            }
+        for owner in self.owners_of(keys.key(0)) {
+            owner.note_ignored_release(start, ignored);
         }
     }
 

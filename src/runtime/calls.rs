@@ -2,14 +2,19 @@
 
 use std::sync::Arc;
 
+use crate::cause::Cause;
 use crate::clock::Instant;
 use crate::kernel::command::{Attempt, Command, Inbox, What};
 use crate::protocol::answer::Answer;
 use crate::protocol::primitive::Reached;
 use crate::protocol::script::Call;
+use crate::redis::calls::WriteUndo;
 use crate::redis::{Cap, Fault, Server};
 use crate::runtime::endpoint::Endpoint;
 use crate::runtime::state::Runtime;
+
+/// How many commands are sent in one write.
+const MOST_IN_A_WRITE: usize = 64;
 
 impl Runtime {
     /// Returns the server for a command: that of a quorum with this number, or the owner of its
@@ -90,4 +95,83 @@ impl Runtime {
             self.deployment.call(call, until, Cap::Exempt)
         })
     }
+
+    /// Sends the acquiring commands of a call in few writes, waits for their replies until `until`,
+    /// and calls `end` once: with their ends in order, and the instant before they were sent.
+    ///
+    /// If `end` returns undos after the connection has ended without all replies, writes them
+    /// behind the commands.
+    pub(crate) fn acquire_all(
+        &self,
+        commands: &[Command],
+        until: Instant,
+        end: &mut dyn FnMut(Vec<Result<Answer, Fault>>, Instant) -> Vec<Command>,
+    ) {
+        let inbox = self.inbox_of(None);
+        let (mut ends, mut first_sent) = (Vec::with_capacity(commands.len()), None);
+        let mut end = Some(end);
+        for part in commands.chunks(MOST_IN_A_WRITE) {
+            let left = commands.len() - ends.len() - part.len();
+            with_calls(part, &inbox, Vec::new(), &mut |calls| {
+                self.deployment
+                    .calls(calls, until, Cap::Counted, &mut |part, sent, write| {
+                        let sent = *first_sent.get_or_insert(sent);
+                        ends.extend(part);
+                        let Some(write) = write else {
+                            return;
+                        };
+                        let not_sent = || Err(Fault::NotRun(Cause::text("not sent")));
+                        ends.extend(std::iter::repeat_with(not_sent).take(left));
+                        let end = end.take().expect("the first lost connection ends it");
+                        for undo in end(std::mem::take(&mut ends), sent) {
+                            undo.with_call(&inbox, &mut *write);
+                        }
+                    });
+            });
+            if end.is_none() {
+                return;
+            }
+        }
+        if let Some(end) = end {
+            // Without a connection, an undo is only sent by the engine.
+            end(ends, first_sent.unwrap_or_else(Instant::now));
+        }
+    }
+
+    /// Sends commands that need no undo in few writes, and waits for their replies until `until`.
+    pub(crate) fn send_all(
+        &self,
+        commands: &[Command],
+        until: Instant,
+    ) -> Vec<Result<Answer, Fault>> {
+        let inbox = self.inbox_of(None);
+        let mut ends = Vec::with_capacity(commands.len());
+        let is_cluster = self.deployment.slot_map().is_some();
+        let slot = |command: &Command| command.lock.key(0).slot();
+        let of_slots = commands.chunk_by(|a, b| !is_cluster || slot(a) == slot(b));
+        for part in of_slots.flat_map(|of_slot| of_slot.chunks(MOST_IN_A_WRITE)) {
+            with_calls(part, &inbox, Vec::new(), &mut |calls| {
+                let mut end = |part: Vec<_>, _, _: Option<WriteUndo<'_>>| ends.extend(part);
+                self.deployment.calls(calls, until, Cap::Exempt, &mut end);
+            });
+        }
+        ends
+    }
+}
+
+/// Passes the calls of commands to `send`.
+fn with_calls(
+    commands: &[Command],
+    inbox: &Inbox,
+    before: Vec<Call<'_>>,
+    send: &mut dyn FnMut(&[Call<'_>]),
+) {
+    let Some((command, rest)) = commands.split_first() else {
+        return send(&before);
+    };
+    command.with_call(inbox, |call| {
+        let mut calls = before;
+        calls.push(call);
+        with_calls(rest, inbox, calls, send);
+    });
 }

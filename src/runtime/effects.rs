@@ -1,9 +1,11 @@
 //! Carries out what the kernel wants done, after its locks are dropped.
 
+use std::sync::Arc;
+
 use crate::clock::Instant;
 use crate::kernel::Kernel;
 use crate::kernel::command::Command;
-use crate::kernel::effects::{Discard, Effects, Renewal, Told};
+use crate::kernel::effects::{Discard, Effects, Renewal, Told, WholeRenewed};
 use crate::kernel::held::HeldLease;
 use crate::logging::{self, contain};
 use crate::lost::Lost;
@@ -45,6 +47,7 @@ impl Runtime {
         owned.retain(|it| match it {
             Discard::Holder(holder) => holder.has_callbacks(),
             Discard::Lease(lease) => lease.has_callbacks(),
+            Discard::Listener(listener) => listener.has_callbacks(),
         });
         if !owned.is_empty() {
             self.callbacks.run(Box::new(move || drop(owned)));
@@ -81,6 +84,12 @@ impl Runtime {
             }
         }
         let mut owned = fx.discard;
+        for listener in fx.over {
+            let mut of_parts = Effects::default();
+            listener.give_up(&self.kernel, Instant::now(), &mut of_parts);
+            owned.push(Discard::Listener(listener));
+            owned.extend(self.carry_out_but_drops(of_parts, deadline));
+        }
         for told in fx.lost {
             self.tell_loss(&told);
             owned.push(Discard::Lease(told.lease));
@@ -92,6 +101,10 @@ impl Runtime {
         for renewal in fx.renewed {
             self.tell_renewal(&renewal);
             owned.push(Discard::Lease(renewal.lease));
+        }
+        for renewal in fx.wholes_renewed {
+            owned.push(Discard::Lease(Arc::clone(&renewal.lease)));
+            self.tell_whole_renewal(renewal);
         }
         for command in &fx.orphans {
             self.send_once(command, deadline);
@@ -105,9 +118,9 @@ impl Runtime {
             self.callbacks.run(Box::new(move || on_lost(&lost)));
         }
         logging::warn!(
-            name:% = lease.lock, holder:% = lease.id.short(), token = told.token.value(),
+            name:% = told.names(), holder:% = lease.id.short(), token = told.token.value(),
             outcome:% = lost, ttl_ms = lease.ttl_ms(), trace_id = told.trace_id.as_deref();
-            "lost {}: {lost} (holder {}, token {})", lease.lock, lease.id.short(), told.token
+            "lost {}: {lost} (holder {}, token {})", told.names(), lease.id.short(), told.token
         );
     }
 
@@ -157,6 +170,21 @@ impl Runtime {
                 );
             }
         }
+    }
+
+    fn tell_whole_renewal(&self, renewal: WholeRenewed) {
+        if !self.callbacks.has_room() {
+            return;
+        }
+        let renewed = Renewed {
+            name: renewal.names[0].as_given(),
+            holder_id: renewal.lease.id.clone(),
+            fencing_token: renewal.token,
+            remaining: Instant::now().until(renewal.until),
+            took: renewal.took,
+        };
+        let on_renew = renewal.on_renew;
+        self.callbacks.run(Box::new(move || on_renew(&renewed)));
     }
 
     /// Sends a release once: the engine, which would repeat it, has ended.

@@ -3,6 +3,7 @@
 mod idle;
 mod keys;
 pub(super) mod outcomes;
+pub(super) mod sets;
 mod tables;
 
 use std::collections::BTreeSet;
@@ -34,6 +35,10 @@ pub(super) struct Registered {
     client: usize,
     key: Vec<u8>,
     pub(super) lease: Arc<HeldLease>,
+    /// When it was granted.
+    since: Time,
+    /// Since when the set is over that it is a part of.
+    over_since: Option<Time>,
 }
 
 impl Registered {
@@ -45,14 +50,6 @@ impl Registered {
             LeaseStatus::Held(_) | LeaseStatus::InDoubt => false,
         };
         is_over && self.lease.since().is_some()
-    }
-}
-
-/// Returns the keys of the view of a lock: one for each name of a set.
-fn keys_of(lock: &dyn Primitive) -> Vec<Vec<u8>> {
-    match &*lock.keys().names {
-        [_] => vec![key_of(lock)],
-        names => names.iter().map(|name| name.as_bytes().to_vec()).collect(),
     }
 }
 
@@ -129,22 +126,23 @@ impl World {
                 let text = format!("{:?} is handed off {handed} times", lease.id);
                 return Err(self.violation("P12", text));
             }
-            if lease.lock.keys().names.len() > 1 {
-                self.check_tokens_of_set(client, &lease, token)?;
-            } else {
-                self.check_token(client, &lease, token)?;
-            }
+            self.check_token(client, &lease, token)?;
             if !is_known {
-                for key in keys_of(&*lease.lock) {
-                    let lease = Arc::clone(&lease);
-                    self.leases.push(Registered { client, key, lease });
-                }
+                self.leases.push(Registered {
+                    client,
+                    key: key_of(&*lease.lock),
+                    lease,
+                    since: self.now,
+                    over_since: None,
+                });
             }
         }
         for told in &fx.lost {
             let text = format!("c{client} reports {told:?}");
             self.say(|| text.clone());
-            if self.still_has(told) {
+            if told.whole.is_some() {
+                self.check_told(client, told)?;
+            } else if self.still_has(told) {
                 return Err(self.violation("P9", format!("{text}, which still has the lock")));
             }
         }
@@ -160,7 +158,13 @@ impl World {
     fn check_steps(&self) -> Checked {
         let [looked, about] = take_counts();
         let threads = self.plan.clients * self.plan.threads;
-        let most = STEPS_FOR_EACH * (about + 1 + threads.ilog2() as usize);
+        // A call for a set is a call for each name.
+        let calls = if self.plan.has_parts() {
+            self.plan.names as usize
+        } else {
+            1
+        };
+        let most = STEPS_FOR_EACH * (about + calls * (1 + threads.ilog2() as usize));
         if looked <= most {
             Ok(())
         } else {
@@ -195,34 +199,6 @@ impl World {
         Ok(())
     }
 
-    /// P2: a set has all its names, and none of their tokens is below an earlier one. A quorum has
-    /// one token for all of them, which is above all earlier ones.
-    fn check_tokens_of_set(
-        &mut self,
-        client: usize,
-        lease: &Arc<HeldLease>,
-        token: FencingToken,
-    ) -> Checked {
-        let keys = keys_of(&*lease.lock);
-        let is_one = self.plan.is_quorum() && lease.tokens.len() == 1;
-        if !is_one && lease.tokens.len() != keys.len() {
-            return Err(self.violation("P2", format!("tokens {:?}", lease.tokens)));
-        }
-        let is_over = self.lost_tokens || self.may_be_over(client, lease);
-        let may_be_equal = !self.plan.is_quorum();
-        for (n, key) in keys.into_iter().enumerate() {
-            let token = if is_one { token } else { lease.tokens[n] };
-            let newest = self.newest.entry(key).or_default();
-            let is_new = token.value() > *newest || may_be_equal && token.value() == *newest;
-            if !is_new && !is_over {
-                let text = format!("token {token} is not above {newest}: {:?}", lease.id);
-                return Err(self.violation("P2", text));
-            }
-            *newest = token.value().max(*newest);
-        }
-        Ok(())
-    }
-
     /// Returns whether the servers have a lease of which a reply is said to have told the loss.
     fn still_has(&self, told: &Told) -> bool {
         let id = told.lease.id.as_str();
@@ -231,7 +207,6 @@ impl World {
             server.data.values().any(|data| data.is_held_by(id, now))
         };
         matches!(told.lost, Lost::Deleted | Lost::Taken)
-            && told.lease.lock.keys().names.len() == 1
             && !self.lost_leases
             && !self.over.contains(id)
             && self.servers.iter().filter(has_it).count() >= self.plan.needed()
@@ -246,6 +221,9 @@ impl World {
         }
         self.leases.retain(|it| self.clients[it.client].is_alive);
         self.check_losses()?;
+        if self.plan.has_parts() {
+            self.check_sets()?;
+        }
         if self.plan.linger > 0 {
             self.check_lingering()?;
         }
@@ -350,7 +328,6 @@ impl World {
                 );
                 return Err(self.violation("P1", text));
             }
-            // A set's lease has the names that the set kept, under the same id.
             let is_other =
                 |other: &&&Registered| other.key == it.key && other.lease.id != it.lease.id;
             let others = 1 + held.iter().filter(is_other).count();

@@ -85,6 +85,8 @@ impl Family {
         match self {
             // Each takes as long as a hundred others.
             Self::Crowd => 4,
+            // It has many known plans.
+            Self::Sets => 50,
             _ => 70,
         }
     }
@@ -105,6 +107,12 @@ pub(super) enum Kind {
     PlainSet,
     /// The same, each name in a slot of its own, with queues or without.
     SlotSet(bool),
+}
+
+impl Kind {
+    pub(super) fn is_set(self) -> bool {
+        matches!(self, Self::Set | Self::PlainSet | Self::SlotSet(_))
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -262,6 +270,11 @@ impl Plan {
     /// Returns how many servers must have a lock for its holder.
     pub(super) fn needed(&self) -> usize {
         Majority::of(self.servers).needed
+    }
+
+    /// Returns whether its programs acquire sets, which have a lease for each name.
+    pub(super) fn has_parts(&self) -> bool {
+        self.kinds.iter().any(|kind| kind.is_set())
     }
 
     pub(super) fn has_faults(&self) -> bool {

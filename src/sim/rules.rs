@@ -62,7 +62,7 @@ fn lease_at_1(
 ) -> (Arc<HeldLease>, FencingToken) {
     let mut first = call(kernel, lock, false, at(0));
     assert!(matches!(first.begin(kernel, at(0), fx), Step::Send(..)));
-    let granted = Answer::Granted([FencingToken::new(7)].into_iter().collect());
+    let granted = Answer::Granted(FencingToken::new(7));
     let step = first.replied(kernel, Ok(granted), at(0), at(1), fx);
     let Step::Done(Outcome::Lease(lease, token)) = step else {
         panic!("{step:?}");

@@ -450,3 +450,48 @@ fn a_lease_in_doubt_does_not_outlast_a_key_that_a_clock_set_back_has_kept() {
          3236931:Back.5716451",
     );
 }
+
+/// An attempt was refused by a call of the same client that waited, and nothing was known of the
+/// holder: that was taken for the last refusal, and at its deadline the set failed as if Redis were
+/// silent.
+#[test]
+fn a_set_without_queues_remembers_its_last_refusal_with_a_holder() {
+    assert_keeps(
+        "seed=98 family=Sets servers=1 clients=4 threads=3 ops=8 names=2 \
+         kinds=SlotSet.false,NoQueue ttl=323000 handoffs=2 backoff=0 linger=0 \
+         drifts=-1983,3128,-3320,-3920 faults=",
+    );
+}
+
+/// Each attempt of a waiting set without queues was refused without a command, because a call of
+/// the same client waited for one of the names.
+#[test]
+fn a_waiting_set_without_queues_asks_beside_the_other_calls_of_its_client() {
+    assert_keeps(
+        "seed=521 family=Sets servers=1 clients=4 threads=3 ops=3 names=3 kinds=PlainSet,NoQueue \
+         ttl=2244000 handoffs=0 backoff=0 linger=0 drifts=0,0,0,0 faults=",
+    );
+}
+
+/// The thread stood still before it sent its commands, and the engine ended them: the set said that
+/// its names were taken.
+#[test]
+fn a_set_that_nobody_refused_is_not_refused_at_its_deadline() {
+    assert_keeps(
+        "seed=612 family=Sets servers=1 clients=1 threads=1 ops=2 names=3 kinds=Set ttl=4000000 \
+         handoffs=0 backoff=0 linger=0 drifts=0,0 \
+         faults=541928:Errors.629628,1201677:StopNext.0.Caller.0.7452828",
+    );
+}
+
+/// It had waited for three seconds for its first name, whose renewal was due when it was granted:
+/// the engine took its thread for one that stood still, and gave the name up.
+#[test]
+fn a_set_keeps_its_first_name_however_long_it_has_waited_for_that() {
+    assert_keeps(
+        "seed=1173 family=Sets servers=1 clients=2 threads=3 ops=4 names=1 kinds=Set ttl=1871000 \
+         handoffs=0 backoff=0 linger=0 drifts=0,0 faults=937103:Kill.0,\
+         1036795:StopNext.0.Sub.473732,2230691:Slow.1.Engine.405883,\
+         2733643:LoseMessages.0.145911,3551364:Stop.0.None.2988112",
+    );
+}

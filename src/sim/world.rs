@@ -3,6 +3,7 @@
 //! A kernel call, its effects and its I/O are separate events, and any actor can be stopped between
 //! them. Several servers are a quorum: then the engine sends all commands, in rounds.
 
+mod batch;
 mod caller;
 mod clock;
 mod effects;
@@ -10,6 +11,7 @@ mod engine;
 mod faults;
 mod holder;
 mod network;
+mod set;
 mod show;
 mod start;
 mod subscriber;
@@ -21,16 +23,18 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
+use batch::Batch;
 use clock::Clock;
+use set::{SetRelease, SetThread};
 
 use super::check::Registered;
 use super::check::outcomes::Learnt;
+use super::check::sets::RegisteredSet;
 use super::plan::{Actor, Family, Kind, Plan, Rng};
 use super::server::{MS, Message, START, Server, Time, key_of};
 use crate::clock::Instant;
 use crate::error::Cause;
 use crate::kernel::Kernel;
-use crate::kernel::acquiring::Acquiring;
 use crate::kernel::call::{Call, CallTerms, Step};
 use crate::kernel::command::Command;
 use crate::kernel::effects::Effects;
@@ -38,6 +42,7 @@ use crate::kernel::engine::{Engine, Link, Outgoing, Route, ServerNo, Ticket};
 use crate::kernel::fault;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{OperationCell, Wanted};
+use crate::kernel::part::PartListener;
 use crate::kernel::release_tries::ReleaseTries;
 use crate::kernel::steps::begin_event;
 use crate::kernel::unlock::{Unlock, Unlocked};
@@ -45,6 +50,9 @@ use crate::kernel::waiter::{Failure, Outcome};
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::primitive::{Primitive, Reached};
+use crate::set::acquire::{SetAcquire, SetOutcome, SetStep};
+use crate::set::lease::SetLease;
+use crate::set::operation::SetOperation;
 use crate::token::FencingToken;
 
 pub(super) const COMMAND_TIMEOUT: Time = 1_000 * MS;
@@ -163,6 +171,11 @@ pub(super) struct Conn {
 enum Todo {
     Effects(Effects),
     Step(Step),
+    SetStep(SetStep),
+    /// Writes the undos of commands without a reply behind these.
+    Undo(Vec<Command>),
+    /// Gives up the other parts of what has ended with one of them.
+    GiveUp(Arc<dyn PartListener>),
     /// Closes the connection of a caller.
     Close,
     /// Writes a command that was decided then.
@@ -173,11 +186,23 @@ enum Todo {
 enum State {
     Idle(Time),
     Waiting {
-        call: Acquiring,
+        call: Box<Call>,
         sent: Time,
         by: Time,
     },
-    Parked(Acquiring),
+    Parked(Box<Call>),
+    Set(Box<SetThread>),
+    HoldingSet {
+        lease: Arc<SetLease>,
+        until: Time,
+    },
+    OperatingSet {
+        lease: Arc<SetLease>,
+        operation: SetOperation,
+        by: Time,
+        then: Then,
+    },
+    ReleasingSet(Box<SetRelease>),
     Holding {
         lease: Arc<HeldLease>,
         token: FencingToken,
@@ -219,6 +244,8 @@ pub(super) struct Caller {
     ops: u32,
     conn: Option<usize>,
     mail: Option<Result<Answer, fault::Fault>>,
+    /// The commands of a set that it has sent.
+    batch: Option<Batch>,
     /// Its last command, and when it sends that again.
     last: Option<Command>,
     again: Option<(Time, Again)>,
@@ -311,6 +338,7 @@ pub(super) struct World {
     pub(super) log: VecDeque<String>,
     pub(super) is_traced: bool,
     pub(super) leases: Vec<Registered>,
+    pub(super) sets: Vec<RegisteredSet>,
     pub(super) newest: BTreeMap<Vec<u8>, u64>,
     pub(super) idle_since: BTreeMap<Vec<u8>, Time>,
     /// The keys of which a server has had data.
@@ -402,9 +430,13 @@ impl World {
     fn calls(&self) -> usize {
         let alive = self.clients.iter().filter(|it| it.is_alive);
         let callers = alive.flat_map(|it| &it.callers);
-        callers
-            .filter(|it| matches!(it.state, State::Waiting { .. } | State::Parked(_)))
-            .count()
+        let goes_on = |it: &&Caller| {
+            matches!(
+                it.state,
+                State::Waiting { .. } | State::Parked(_) | State::Set(_)
+            )
+        };
+        callers.filter(goes_on).count()
     }
 
     pub(super) fn violation(&self, property: &'static str, text: String) -> Violation {

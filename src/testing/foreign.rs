@@ -56,6 +56,7 @@ impl Foreign {
             ttl: FOREIGN_TTL,
             tokens: 1,
             proposed: None,
+            after: None,
             queueing: Queueing::Barge,
         });
         let key = lock_key(name);

@@ -21,16 +21,13 @@ pub(crate) const CHANNELS: [&str; 4] = ["wake0", "wake1", "inbox0", "inbox1"];
 /// Each script's name, and a template of its keys and arguments. `#` is the number of a lock.
 const SCRIPTS: &[(&str, &str)] = &[
     ("acquire", "2 lock# fence# $id $ttl $tokens?"),
-    ("acquire_all", "4 lock0 lock1 fence0 fence1 $id $ttl"),
+    ("acquire_after", "3 lock1 fence1 lock0 $id $ttl $id"),
     ("propose", "2 lock# fence# $id $ttl $token $token?"),
-    ("propose_all", "4 lock0 lock1 fence0 fence1 $id $ttl $token"),
     ("release", "1 lock# $id wake#"),
-    ("release_all", "2 lock0 lock1 wake0 wake1 $id+"),
     ("undo", "1 lock# wake# $id+"),
     ("renew", "1 lock# $id $ttl $one?"),
     ("renew_many", "2 lock0 lock1 $ttl $id $id"),
     ("renew_many", "1 lock# $ttl $id"),
-    ("renew_all", "2 lock0 lock1 $id $ttl $one?"),
     ("inspect", "2 lock# fence#"),
     ("fence", "1 fence#"),
     ("add_stats", "1 stats attempts $count released $count"),
@@ -54,16 +51,6 @@ const SCRIPTS: &[(&str, &str)] = &[
     (
         "queue_undo",
         "5 lock# fence# queue# places# readers# wake# $id+",
-    ),
-    (
-        "queue_release_all",
-        "10 lock0 lock1 fence0 fence1 queue0 queue1 places0 places1 readers0 readers1 $id wake0 \
-         wake1",
-    ),
-    (
-        "queue_release_all",
-        "10 lock0 lock1 fence0 fence1 queue0 queue1 places0 places1 readers0 readers1 wake0 wake1 \
-         $id+",
     ),
     (
         "cohort queue_refresh",
@@ -316,7 +303,8 @@ fn shown(name: &str, files: &[String]) -> String {
         Some(_) if has("cohort_refresh") => "cohort ",
         _ => "",
     };
-    format!("{kind}{name}")
+    let after = if has("after") { "_after" } else { "" };
+    format!("{kind}{name}{after}")
 }
 
 /// Returns the text after each `start` in a source, up to the end of the statement or item.

@@ -81,17 +81,20 @@ fn wait_for_queue(server: &Server, name: &str, length: usize) {
 /// Makes a set keep `a` while it waits for `b`, which the caller holds. `begin_to_wait` starts the
 /// call of the set.
 ///
-/// Returns the holder id of the set, and what `begin_to_wait` returned.
+/// Returns the holder id of the set for `a`, that of its place for `b`, and what `begin_to_wait`
+/// returned.
 #[track_caller]
-fn wait_until_set_keeps_a<T>(server: &Server, begin_to_wait: impl FnOnce() -> T) -> (String, T) {
+fn wait_until_set_keeps_a<T>(
+    server: &Server,
+    begin_to_wait: impl FnOnce() -> T,
+) -> ([String; 2], T) {
     let a = lock_in_turn(&fair(server, "a"));
     let waiting = begin_to_wait();
     wait_for_queue(server, "a", 1);
     assert_released(a.unlock());
     wait_for_queue(server, "b", 1);
-    let id = queued(server, "b").remove(0);
-    assert_eq!(holder(server, "a"), Some(id.clone()), "the set keeps a");
-    (id, waiting)
+    let kept = holder(server, "a").expect("the set keeps a");
+    ([kept, queued(server, "b").remove(0)], waiting)
 }
 
 fn set_is_granted_although_fair_locks_are_busy() {
@@ -196,8 +199,9 @@ fn set_keeps_its_lower_names_while_it_waits_for_a_higher_one() {
     let b = lock_in_turn(&fair(&server, "b"));
     thread::scope(|scope| {
         let set = set(&server);
-        let (id, waiting) = wait_until_set_keeps_a(&server, || scope.spawn(move || lock_set(&set)));
-        // A refresh of the place renews what the set keeps.
+        let (ids, waiting) =
+            wait_until_set_keeps_a(&server, || scope.spawn(move || lock_set(&set)));
+        // The client renews what the set keeps.
         let left = server.pttl("lock:a");
         assert!(left <= 3_000, "{left} ms: no longer than a place");
         let mut before = left;
@@ -205,13 +209,13 @@ fn set_keeps_its_lower_names_while_it_waits_for_a_higher_one() {
             let left = server.pttl("lock:a");
             std::mem::replace(&mut before, left) < left
         });
-        assert_eq!(holder(&server, "a"), Some(id.clone()));
+        assert_eq!(holder(&server, "a").as_ref(), Some(&ids[0]));
         assert!(fair(&server, "a").try_lock().unwrap().is_err());
         assert_released(b.unlock());
         let guard = waiting.join().unwrap();
-        assert_eq!(guard.holder_id().as_str(), id);
-        for name in ["a", "b"] {
-            assert_eq!(holder(&server, name), Some(id.clone()));
+        for (name, id) in ["a", "b"].into_iter().zip(&ids) {
+            assert_eq!(guard.holder_id_of(name).map(|id| id.as_str()), Some(&**id));
+            assert_eq!(holder(&server, name).as_ref(), Some(id));
             assert!(server.pttl(format!("lock:{name}")) > 200_000, "its ttl");
         }
         assert_released(guard.unlock());
@@ -265,8 +269,7 @@ fn set_keeps_the_lower_names_while_it_waits() {
         let set = set(&server);
         let waiting = scope.spawn(move || lock_set(&set));
         wait_for_queue(&server, "b", 1);
-        let id = queued(&server, "b").remove(0);
-        assert_eq!(holder(&server, "a"), Some(id));
+        assert!(holder(&server, "a").is_some(), "the set keeps a");
         assert_released(b.unlock());
         assert_released(waiting.join().unwrap().unlock());
     });
@@ -340,7 +343,7 @@ fn waiting_set_is_refreshed_on_a_full_server() {
     let b = lock_in_turn(&fair(&server, "b"));
     let set = set(&server);
     thread::scope(|scope| {
-        let (id, waiting) = wait_until_set_keeps_a(&server, || scope.spawn(|| lock_set(&set)));
+        let ([_, id], waiting) = wait_until_set_keeps_a(&server, || scope.spawn(|| lock_set(&set)));
         server.run("CONFIG", &["SET", "maxmemory", "1"]);
         let place = || -> String {
             redis::cmd("HGET")
@@ -354,7 +357,7 @@ fn waiting_set_is_refreshed_on_a_full_server() {
         server.run("CONFIG", &["SET", "maxmemory", "0"]);
         assert_released(b.unlock());
         let guard = waiting.join().unwrap();
-        assert_eq!(guard.holder_id().as_str(), id);
+        assert_eq!(guard.holder_id_of("b").unwrap().as_str(), id);
         assert_released(guard.unlock());
     });
 }
@@ -418,7 +421,8 @@ fn set_that_loses_a_kept_name_begins_again() {
     let b = lock_in_turn(&fair(&server, "b"));
     thread::scope(|scope| {
         let set = set(&server);
-        let (id, waiting) = wait_until_set_keeps_a(&server, || scope.spawn(move || lock_set(&set)));
+        let ([id, _], waiting) =
+            wait_until_set_keeps_a(&server, || scope.spawn(move || lock_set(&set)));
         server.run("SET", &["lock:a", "a stranger"]);
         assert_released(b.unlock());
         // The set passes b on, and waits for a under another id.
@@ -438,7 +442,8 @@ fn set_that_loses_its_place_begins_again() {
     let b = lock_in_turn(&fair(&server, "b"));
     thread::scope(|scope| {
         let set = set(&server);
-        let (id, waiting) = wait_until_set_keeps_a(&server, || scope.spawn(move || lock_set(&set)));
+        let ([_, id], waiting) =
+            wait_until_set_keeps_a(&server, || scope.spawn(move || lock_set(&set)));
         let keys = ["queue", "places"].map(|kind| format!("leasehold:{kind}:{{lock:b}}"));
         server.run("DEL", &[&keys[0], &keys[1]]);
         eventually(PATIENCE, || {

@@ -38,9 +38,7 @@ fn granted(token: &str) -> Vec<u8> {
 /// The reply to commands that are not the subject of a test.
 fn other_reply(request: &Request) -> Option<Vec<u8>> {
     match request.name().as_str() {
-        "release" | "release_all" | "queue_release" | "queue_release_all" => {
-            Some(b":1\r\n".to_vec())
-        }
+        "release" | "queue_release" => Some(b":1\r\n".to_vec()),
         _ => default_reply(request),
     }
 }
@@ -108,13 +106,18 @@ fn split_vote_is_tried_again_behind_other_calls() {
     let reply = |n: usize| {
         let attempts = AtomicUsize::new(0);
         move |request: &Request| match request.name().as_str() {
-            "propose" => Some(refused_by_member("x", ms(250), None)),
-            "propose_all" => {
-                let attempt = attempts.fetch_add(1, Ordering::SeqCst);
-                let_pass([ms(450), ms(550), ms(0)][attempt.min(2)]);
+            "propose" => {
+                let is_for_b = request.words[3] == b"lock:b";
+                let attempt = is_for_b.then(|| attempts.fetch_add(1, Ordering::SeqCst));
+                let_pass(match attempt {
+                    Some(1) => ms(450),
+                    Some(2) => ms(550),
+                    _ => ms(0),
+                });
                 Some(match (attempt, n) {
-                    (0, _) | (1, 0) => refused_by_member("x", ms(250), Some(2)),
-                    (1, 1) => refused_by_member("y", ms(250), Some(2)),
+                    // The first one is that of the call which sleeps.
+                    (Some(0 | 1), _) | (Some(2), 0) => refused_by_member("x", ms(250), None),
+                    (Some(2), 1) => refused_by_member("y", ms(250), None),
                     _ => {
                         let token = String::from_utf8_lossy(&request.args()[2]);
                         format!("*2\r\n:1\r\n:{token}\r\n").into_bytes()

@@ -53,6 +53,7 @@ mod files {
     pub(crate) mod random;
     pub(crate) mod renewed;
     pub(crate) mod replicas;
+    pub(crate) mod set;
     pub(crate) mod shortage;
     pub(crate) mod sync;
     pub(crate) mod taken;

@@ -142,14 +142,7 @@ impl FakeServer {
 
     /// Returns whether a release or undo of this holder id was sent, alone or in a batch.
     pub fn has_undo_of(&self, id: &[u8]) -> bool {
-        const UNDOING: [&str; 6] = [
-            "release",
-            "release_all",
-            "queue_release",
-            "undo",
-            "queue_undo",
-            "queue_release_all",
-        ];
+        const UNDOING: [&str; 4] = ["release", "queue_release", "undo", "queue_undo"];
         let requests = &self.seen.lock().requests;
         let mut undos = requests
             .iter()

@@ -47,15 +47,13 @@ pub const PERMITS: QueueScripts = queue!(
 );
 
 pub const ACQUIRE: &str = source!("take_free", "draw_free", "end_free", "acquire");
-pub const ACQUIRE_ALL: &str = source!("last_token", "acquire_all");
+/// The acquire of a further name of a set.
+pub const ACQUIRE_AFTER: &str = source!("after", "take_free", "draw_free", "end_free", "acquire");
 pub const PROPOSE: &str = source!("last_token", "propose");
-pub const PROPOSE_ALL: &str = source!("last_token", "propose_all");
 /// The release of a lock that has no queue.
 pub const RELEASE: &str = source!("rewrite", "release");
-pub const RELEASE_ALL: &str = source!("rewrite", "release_all");
 pub const RENEW: &str = source!("rewrite", "renew");
 pub const RENEW_MANY: &str = source!("rewrite", "renew_many");
-pub const RENEW_ALL: &str = source!("rewrite", "renew_all");
 pub const UNDO: &str = source!("rewrite", "undo");
 pub const INSPECT: &str = source!("inspect");
 pub const FENCE: &str = source!("fence");
@@ -83,15 +81,6 @@ pub const COHORT_REFRESH: &str = source!(
     "cohort_refresh",
     "queue",
     "queue_refresh"
-);
-pub const LEAVE_ALL: &str = source!(
-    "state",
-    "last_token",
-    "now",
-    "each_name",
-    "locks",
-    "queue",
-    "queue_release_all"
 );
 pub const DOWNGRADE: &str = source!(
     "state",
@@ -146,17 +135,14 @@ pub fn granted(reply: &redis::Value) -> Option<u64> {
 }
 
 /// Each script, with its name in the tests.
-pub const NAMED: [(&str, &str); 32] = [
+pub const NAMED: [(&str, &str); 28] = [
     ("acquire", ACQUIRE),
-    ("acquire_all", ACQUIRE_ALL),
+    ("acquire_after", ACQUIRE_AFTER),
     ("propose", PROPOSE),
-    ("propose_all", PROPOSE_ALL),
     ("release", RELEASE),
     ("release", COHORT_RELEASE),
-    ("release_all", RELEASE_ALL),
     ("renew", RENEW),
     ("renew_many", RENEW_MANY),
-    ("renew_all", RENEW_ALL),
     ("renew_shared", RENEW_SHARED),
     ("renew_shared_many", RENEW_SHARED_MANY),
     ("undo", UNDO),
@@ -178,5 +164,4 @@ pub const NAMED: [(&str, &str); 32] = [
     ("queue_release", PERMITS.release),
     ("queue_undo", LOCKS.undo),
     ("queue_undo", PERMITS.undo),
-    ("queue_release_all", LEAVE_ALL),
 ];

@@ -33,9 +33,9 @@ impl Ancestors {
         self.0.is_empty()
     }
 
-    /// Returns the value of the variable for the command of a run with this id.
-    pub(crate) fn and(&self, id: &str) -> String {
-        let ids = self.0.iter().map(String::as_str).chain([id]);
+    /// Returns the value of the variable for the command of a run with these ids.
+    pub(crate) fn and(&self, ids: impl Iterator<Item = String>) -> String {
+        let ids = self.0.iter().cloned().chain(ids);
         ids.collect::<Vec<_>>().join("\n")
     }
 
@@ -169,8 +169,14 @@ mod tests {
     #[test]
     fn the_variable_has_one_line_for_each_ancestor() {
         let none = Ancestors(Vec::new());
-        assert_eq!(none.and("a b/1:0123abcd"), "a b/1:0123abcd");
+        assert_eq!(
+            none.and(["a b/1:0123abcd".to_owned()].into_iter()),
+            "a b/1:0123abcd"
+        );
         let one = Ancestors(vec!["a b/1:0123abcd".into()]);
-        assert_eq!(one.and("c/2:4567cdef"), "a b/1:0123abcd\nc/2:4567cdef");
+        assert_eq!(
+            one.and(["c/2:4567cdef".to_owned()].into_iter()),
+            "a b/1:0123abcd\nc/2:4567cdef"
+        );
     }
 }

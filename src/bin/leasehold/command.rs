@@ -53,7 +53,9 @@ fn set_environment(command: &mut Command, guard: &dyn Guard, args: &Run) {
             command.env_remove(variable);
         }
     }
-    let ancestors = Ancestors::of_environment().and(&guard.holder_id().short().to_string());
+    let ids = guard.ids();
+    let ids = ids.into_iter().map(|id| id.short().to_string());
+    let ancestors = Ancestors::of_environment().and(ids);
     command.env(ancestors::VARIABLE, ancestors);
     let names = args.names();
     for (n, text) in names.iter().enumerate() {

@@ -3,8 +3,8 @@
 use std::ops::Deref;
 
 use leasehold::{
-    Error, FencingToken, Lease, MutexAllGuard, MutexGuard, Name, RwLockReadGuard, RwLockWriteGuard,
-    SemaphorePermit,
+    Error, FencingToken, HolderId, Lease, MutexAllGuard, MutexGuard, Name, RwLockReadGuard,
+    RwLockWriteGuard, SemaphorePermit,
 };
 
 /// A guard of any kind. Dropping it releases the lock.
@@ -12,6 +12,11 @@ pub(crate) trait Guard: Deref<Target = Lease> + Send {
     /// Returns the fencing token of a held name.
     fn token(&self, _name: &Name) -> Option<FencingToken> {
         Some(self.fencing_token())
+    }
+
+    /// Returns the holder id of each held name.
+    fn ids(&self) -> Vec<&HolderId> {
+        vec![self.holder_id()]
     }
 
     fn release(self: Box<Self>) -> Result<(), Error>;
@@ -26,6 +31,13 @@ impl Guard for MutexGuard {
 impl Guard for MutexAllGuard {
     fn token(&self, name: &Name) -> Option<FencingToken> {
         self.fencing_token_of(name)
+    }
+
+    fn ids(&self) -> Vec<&HolderId> {
+        let names = self.names().iter();
+        names
+            .filter_map(|name| self.holder_id_of(name.clone()))
+            .collect()
     }
 
     fn release(self: Box<Self>) -> Result<(), Error> {

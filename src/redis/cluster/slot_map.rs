@@ -143,7 +143,7 @@ impl SlotMap {
 
     /// Returns the owner of a slot, at the latest by `until`. If no owner is known or it is
     /// failing, refreshes the map first, unless the owner's breaker will reject the call at once.
-    pub(super) fn find_owner(
+    pub(in crate::redis) fn find_owner(
         &self,
         slot: u16,
         until: Instant,

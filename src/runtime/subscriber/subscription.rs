@@ -51,7 +51,7 @@ impl Runtime {
     /// Subscribes for a lock, unless nobody waits for it any more. Tells the kernel from which
     /// servers its messages come already.
     fn subscribe(&self, lock: &Arc<dyn Primitive>, change: u64) -> bool {
-        let name = entry_name(&**lock).into_owned();
+        let name = entry_name(&**lock).clone();
         let mut live = Vec::new();
         {
             let mut table = self.subscriptions.0.lock();
@@ -185,19 +185,12 @@ fn end(name: &Name, parts: Vec<Part>) {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
-    use std::time::Duration;
 
     use crate::clock::Instant;
     use crate::config::Config;
-    use crate::kernel::call::{CallTerms, Step};
     use crate::kernel::effects::Effects;
-    use crate::kernel::set::SetAcquire;
-    use crate::protocol::all::MutexAllKeys;
-    use crate::protocol::answer::Answer;
-    use crate::protocol::keys::{Keys, Layout};
+    use crate::protocol::keys::Keys;
     use crate::protocol::mutex::MutexKeys;
-    use crate::protocol::primitive::Primitive;
-    use crate::protocol::refusal::RefusedName;
     use crate::redis::Deployment;
     use crate::runtime::state::Runtime;
     use crate::url::Target;
@@ -223,43 +216,18 @@ mod tests {
     #[test]
     fn subscription_in_place_of_an_earlier_one_hears_at_once() {
         let (runtime, mut fx) = (runtime(), Effects::default());
-        let names = vec!["a".into(), "b".into()];
-        let set = MutexAllKeys::of(names, "lock:", "lock_release:", Layout::OneServer, false);
+        let lock = MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:"));
         let now = Instant::now();
-        let mut waiting = waits_for_first(&runtime, &set, now, &mut fx);
-        let (lock, change) = fx.listen.pop().expect("the set watches a name");
+        let watching = runtime.kernel.watch(&lock, true, now, &mut fx);
+        let (lock, change) = fx.listen.pop().expect("the name is watched");
         assert!(runtime.subscribe(&lock, change));
         let endpoint = &runtime.endpoints.all()[0];
         for channel in endpoint.subscriber.state.lock().channels.values_mut() {
             channel.live_since = Some(now);
         }
-        let has_news = |set: &SetAcquire| set.cell().unwrap().outcome.lock().is_some();
-        assert!(!has_news(&waiting));
+        assert!(!watching.has_news());
         assert!(runtime.subscribe(&lock, change + 1));
-        assert!(has_news(&waiting));
-        waiting.abandon(&runtime.kernel, now, &mut fx);
-    }
-
-    /// Returns a call for a set without queues whose first name is taken.
-    fn waits_for_first(
-        runtime: &Runtime,
-        lock: &Arc<dyn Primitive>,
-        now: Instant,
-        fx: &mut Effects,
-    ) -> SetAcquire {
-        let wants = CallTerms::endless(lock, Duration::from_secs(4));
-        let names = lock.names_of_set().to_vec();
-        let mut set = SetAcquire::new(&runtime.kernel, wants, names, now);
-        let begun = set.begin(&runtime.kernel, now, fx);
-        assert!(matches!(begun, Step::Send(..)), "{begun:?}");
-        let refused = Answer::Refused(RefusedName {
-            name: 0,
-            holder: b"x:0".to_vec(),
-            remaining: Some(Duration::from_secs(1)),
-            detail: None,
-        });
-        let step = set.replied(&runtime.kernel, Ok(refused), now, now, fx);
-        assert!(matches!(step, Step::Park(_)), "{step:?}");
-        set
+        assert!(watching.has_news());
+        runtime.kernel.end_watch(watching, now, &mut fx);
     }
 }

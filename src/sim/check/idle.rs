@@ -114,9 +114,7 @@ impl World {
             let waits = call
                 .cell()
                 .is_some_and(|cell| cell.outcome.lock().is_none());
-            // A quorum votes on all names of a set at once.
-            let is_one = !self.plan.is_quorum() || call.wants.lock.keys().names.len() == 1;
-            runs && waits && is_one && key_of(&*call.wants.lock) == key
+            runs && waits && key_of(&*call.wants.lock) == key
         })
     }
 }

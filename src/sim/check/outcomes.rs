@@ -10,7 +10,7 @@ use crate::kernel::engine::ServerNo;
 use crate::kernel::fault;
 use crate::kernel::request::{RequestState, Serves};
 use crate::kernel::table::entry_name;
-use crate::kernel::waiter::{Failure, Outcome, Wait, Waiter};
+use crate::kernel::waiter::{Outcome, Wait, Waiter};
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::place::Refreshed;
@@ -37,6 +37,18 @@ impl Learnt {
     fn is_within(&self, time: Duration, deadline: Instant) -> bool {
         self.arrived.after(time) >= deadline
     }
+}
+
+/// A call that has ended.
+pub(in crate::sim) struct Ended {
+    /// The names of what it asked for.
+    pub(in crate::sim) names: Vec<Name>,
+    pub(in crate::sim) wait: Wait,
+    pub(in crate::sim) start: Instant,
+    pub(in crate::sim) deadline: Instant,
+    pub(in crate::sim) is_refused: bool,
+    /// It failed because the servers were silent.
+    pub(in crate::sim) is_unreachable: bool,
 }
 
 /// The most that a client remembers: then it forgets the older half.
@@ -92,7 +104,7 @@ impl World {
 
     /// A lease of the client has ended by its release: until now the lock was taken.
     pub(in crate::sim) fn note_own_end(&mut self, client: usize, lock: &dyn Primitive) {
-        let of_set = entry_name(lock).into_owned();
+        let of_set = entry_name(lock).clone();
         for name in lock.keys().names.iter().chain([&of_set]) {
             self.note_own_name(client, name);
         }
@@ -140,15 +152,31 @@ impl World {
         found
     }
 
+    /// P8: a call gets a lease of its kind.
+    pub(in crate::sim) fn check_kind(
+        &self,
+        client: usize,
+        thread: usize,
+        call: &Call,
+        outcome: &Outcome,
+    ) -> Checked {
+        if let Outcome::Lease(lease, _) = outcome
+            && lease.lock.has_local_queue() != call.wants.lock.has_local_queue()
+        {
+            let text = format!("c{client}.{thread} gets the lease of another kind");
+            return Err(self.violation("P8", text));
+        }
+        Ok(())
+    }
+
     /// P8: a call ends in time, and says "taken" only with a proof.
     pub(in crate::sim) fn check_outcome(
         &mut self,
         client: usize,
         thread: usize,
-        (call, names): (&Call, &[Name]),
-        outcome: &Outcome,
+        call: &Ended,
     ) -> Checked {
-        let deadline = call.wants.deadline;
+        let deadline = call.deadline;
         let clock = &self.clocks[client];
         let stopped = self.stopped_until(client, Actor::Caller(thread));
         // After a suspend, the engine wakes the call.
@@ -163,31 +191,23 @@ impl World {
             let text = format!("c{client}.{thread} ended {:?} late", deadline.until(now));
             return Err(self.violation("P8", text));
         }
-        if let Outcome::Failed(Failure::Unreachable { .. }) = outcome
-            && !self.plan.has_faults()
-        {
+        if call.is_unreachable && !self.plan.has_faults() {
             let text = format!("c{client}.{thread} fails although the servers answer");
             return Err(self.violation("P8", text));
         }
-        if let Outcome::Lease(lease, _) = outcome
-            && lease.lock.has_local_queue() != call.wants.lock.has_local_queue()
-        {
-            let text = format!("c{client}.{thread} gets the lease of another kind");
-            return Err(self.violation("P8", text));
-        }
-        let Outcome::Refused(_) = outcome else {
+        if !call.is_refused {
             return Ok(());
-        };
-        let is_limited = match &call.wants.wait {
+        }
+        let is_limited = match &call.wait {
             Wait::Queue(crate::wait_policy::WaitPolicy::Backoff(backoff)) => {
                 backoff.limit().is_some()
             }
             _ => false,
         };
-        let name = &*entry_name(&*call.wants.lock);
+        let names = &call.names;
         let mut holds = false;
         each_entry(&self.clients[client].kernel, &self.names, |entry| {
-            let is_its = |it: &Name| it == name || names.contains(it);
+            let is_its = |it: &Name| names.contains(it);
             let mut held = entry
                 .held
                 .iter()
@@ -197,11 +217,12 @@ impl World {
         let mut ended = self.ended_unread(client);
         holds |= ended.any(|lease| {
             let mut its = lease.lock.keys().names.iter();
-            its.any(|it| it == name || names.contains(it))
+            its.any(|it| names.contains(it))
         });
-        let is_once = call.wants.wait == Wait::Once;
-        holds |= is_once && self.is_waited_for(client, |it| it == name || names.contains(it));
-        if !holds && !is_limited && !self.is_proven(client, call, names) {
+        let is_once = call.wait == Wait::Once;
+        holds |= is_once && self.is_waited_for(client, |it| names.contains(it));
+        if !holds && !is_limited && !self.is_proven(client, call) {
+            let name = &names[0];
             let text = format!("c{client}.{thread} says that {name} is taken without a proof");
             return Err(self.violation("P8", text));
         }
@@ -210,9 +231,8 @@ impl World {
 
     /// Returns whether what a client has learnt since a call began proves that the lock was taken:
     /// a refusal, and over a quorum the replies of a majority, or the end of an own lease.
-    fn is_proven(&self, client: usize, call: &Call, names: &[Name]) -> bool {
-        let name = &*entry_name(&*call.wants.lock);
-        let (deadline, is_once) = (call.wants.deadline, call.wants.wait == Wait::Once);
+    fn is_proven(&self, client: usize, call: &Ended) -> bool {
+        let (deadline, is_once) = (call.deadline, call.wait == Wait::Once);
         let is_quorum = self.plan.is_quorum();
         // A server that does not answer can delay the verdict by the command timeout.
         let timeout = Duration::from_micros(COMMAND_TIMEOUT);
@@ -222,7 +242,7 @@ impl World {
             is_taken || it.is_within(fresh_for, deadline)
         };
         let counts = |it: &&Learnt| {
-            let is_its = it.name == *name || names.contains(&it.name);
+            let is_its = call.names.contains(&it.name);
             // The votes of one round arrive within the command timeout.
             let is_vote = is_quorum && it.is_within(fresh_for + timeout, deadline);
             is_its && it.sent >= call.start && (is_once || is_vote || is_fresh(it))

@@ -83,7 +83,7 @@ impl World {
         let mut problems = table_problems(kernel, &self.names, self.parked(client));
         let leases = self.leases.iter().filter(|it| it.client == client);
         for it in leases.filter(|it| it.lease.is_open()) {
-            let name = &*entry_name(&*it.lease.lock);
+            let name = entry_name(&*it.lease.lock);
             let shard = kernel.table.shard(name).lock();
             let entry = shard.get(name);
             if !entry.is_some_and(|entry| entry.holds(&it.lease.id)) {

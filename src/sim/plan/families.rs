@@ -67,6 +67,7 @@ pub(in crate::sim) fn plan(family: Family, seed: u64) -> Plan {
         Family::Calm if rng.chance(500) => rng.range(60, 200) * MS,
         Family::ShortTtl => rng.range(40, 600) * MS,
         Family::Linger if rng.chance(500) => rng.range(100, 1_000) * MS,
+        Family::Sets if rng.chance(200) => rng.range(100, 1_000) * MS,
         Family::Clocks => rng.range(1_000, 6_000) * MS,
         _ if rng.chance(500) => 4_000 * MS,
         _ => rng.range(1_000, 3_000) * MS,
@@ -197,6 +198,9 @@ fn faults(plan: &Plan, rng: &mut Rng) -> Vec<(Time, Fault)> {
             faults.push((at, fault));
         }
     }
+    if plan.family == Family::Sets && number > 0 && rng.chance(400) {
+        of_sets(plan, rng, &mut faults);
+    }
     if plan.family == Family::Moves {
         for _ in 0..rng.range(1, 8) {
             let lasts = rng.range(MS, 500 * MS);
@@ -215,6 +219,31 @@ fn faults(plan: &Plan, rng: &mut Rng) -> Vec<(Time, Fault)> {
     }
     faults.sort_by_key(|fault| fault.0);
     faults
+}
+
+/// Threads that stand still until their set is over, or some of its names; and the replies about
+/// some of the names of one command each are lost.
+fn of_sets(plan: &Plan, rng: &mut Rng, faults: &mut Vec<(Time, Fault)>) {
+    let client = rng.below(plan.clients as u64) as usize;
+    for _ in 0..rng.range(1, 4) {
+        let thread = rng.below(plan.threads as u64) as usize;
+        let time = rng.range(MS, 12_000 * MS);
+        let stop = if rng.chance(500) {
+            Fault::StopNext(client, Actor::Caller(thread), time)
+        } else {
+            Fault::Stop(client, Some(Actor::Caller(thread)), time)
+        };
+        faults.push((rng.range(MS, 2_000 * MS), stop));
+    }
+    for _ in 0..rng.below(6) {
+        let at = rng.range(MS, 3_000 * MS);
+        let cut = ServerFault::Cut(client, Actor::Engine, rng.chance(500));
+        faults.push((at, of_server(cut)));
+        // Before the engine has sent again what is lost.
+        let longer = rng.range(plan.ttl / 2, plan.ttl * 2);
+        let stop = Fault::Stop(client, Some(Actor::Engine), longer);
+        faults.push((at + rng.below(3 * MS), stop));
+    }
 }
 
 fn fault(plan: &Plan, rng: &mut Rng) -> Fault {

@@ -11,11 +11,9 @@ use crate::kernel::command::What;
 use crate::kernel::effects::Effects;
 use crate::kernel::engine::{Engine, Outgoing};
 use crate::kernel::fault::{Fault, OpenCircuit};
-use crate::kernel::set::SetAcquire;
 use crate::kernel::undo::{PendingRelease, Proof};
 use crate::kernel::unlock::Unlock;
 use crate::kernel::waiter::{Failure, Outcome, Wait};
-use crate::protocol::all::MutexAllKeys;
 use crate::protocol::answer::Answer;
 use crate::protocol::fair::FairMutexKeys;
 use crate::protocol::keys::{Keys, Layout};
@@ -218,7 +216,7 @@ fn key_may_last_for_the_ttl_that_it_was_asked_for() {
     };
     let end = leaves.woken(&kernel, at(150), &mut fx);
     assert!(matches!(end, Step::Done(Outcome::Failed(_))), "{end:?}");
-    let granted = Answer::Granted([FencingToken::new(7)].into_iter().collect());
+    let granted = Answer::Granted(FencingToken::new(7));
     let times = [at(1), at(200)];
     engine.ended(
         &kernel,
@@ -302,43 +300,6 @@ fn call_takes_its_place_before_its_pause_is_over() {
     park_refused(&kernel, &mut pausing, 0, &mut fx);
     assert_eq!(asks_at(&kernel, &mut engine, 500, &mut fx), 0);
     assert_eq!(asks_at(&kernel, &mut engine, 1_000, &mut fx), 1);
-}
-
-/// The names that a set keeps get its ttl when it has all of them.
-#[test]
-fn kept_names_may_last_for_the_ttl_of_their_set() {
-    let kernel = kernel();
-    let mut fx = Effects::default();
-    let names = vec!["a".into(), "b".into()];
-    let lock = MutexAllKeys::of(names, "lock:", "lock_release:", Layout::OneServer, true);
-    let Call { mut wants, .. } = call(&kernel, &lock, false, at(0));
-    wants.terms.ttl = 600 * SECOND;
-    let names = lock.names_of_set().to_vec();
-    let mut set = SetAcquire::new(&kernel, wants, names, at(0));
-    let mut step = set.begin(&kernel, at(0), &mut fx);
-    let mut token = 0;
-    while let Step::Send(command, _) = &step {
-        token += 1;
-        let answer = match command.lock.names.len() {
-            1 => Answer::Granted([FencingToken::new(token)].into_iter().collect()),
-            _ => Answer::Refused(RefusedName {
-                name: 0,
-                holder: b"x:0".to_vec(),
-                remaining: Some(SECOND),
-                detail: None,
-            }),
-        };
-        step = set.replied(&kernel, Ok(answer), at(1), at(1), &mut fx);
-    }
-    assert!(matches!(step, Step::Park(_)) && token == 3, "{step:?}");
-    set.leave(&kernel, Failure::Cancelled, at(2), &mut fx);
-    let mut pending = kernel.pending.lock();
-    for ms in (3..100_000).step_by(500) {
-        for (_, batch) in pending.take_due(at(ms)) {
-            pending.settle(&batch, Err(Fault::Unknown(Cause::text("lost"))), at(ms + 1));
-        }
-    }
-    assert!(!pending.is_empty());
 }
 
 /// A command of its own client refuses it, when its last attempt before the deadline is over.

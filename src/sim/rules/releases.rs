@@ -17,7 +17,6 @@ use crate::kernel::undo::{PendingRelease, Proof};
 use crate::kernel::unlock::{Unlock, Unlocked};
 use crate::kernel::waiter::{Failure, Outcome, Wait};
 use crate::lost::Lost;
-use crate::protocol::all::MutexAllKeys;
 use crate::protocol::answer::{Answer, Undone};
 use crate::protocol::cohort::CohortKeys;
 use crate::protocol::keys::{Keys, Layout};
@@ -39,7 +38,7 @@ fn locking_and_unlocking_in_a_loop_wakes_the_engine_once() {
         let mut call = call(&kernel, &lock, false, at(ms));
         call.wants.terms.renew_every = Some(SECOND * 6 / 10);
         call.begin(&kernel, at(ms), &mut fx);
-        let granted = Answer::Granted([FencingToken::new(7 + ms)].into_iter().collect());
+        let granted = Answer::Granted(FencingToken::new(7 + ms));
         let step = call.replied(&kernel, Ok(granted), at(ms), at(ms), &mut fx);
         let Step::Done(Outcome::Lease(lease, token)) = step else {
             panic!("{step:?}");
@@ -319,11 +318,6 @@ fn second_release_of_an_id_lasts_for_its_own_time() {
     assert!(pending.has_at(0, id.as_str().as_bytes()));
 }
 
-fn set() -> Arc<dyn Primitive> {
-    let names = vec!["a".into(), "b".into()];
-    MutexAllKeys::of(names, "lock:", "lock_release:", Layout::OneServer, true)
-}
-
 #[test]
 fn releases_of_the_last_command_timeout_are_repeated_after_a_failover() {
     let repeated = |noted: &[(usize, u64)]| {
@@ -358,7 +352,14 @@ fn too_many_releases_of_a_lock_at_a_server_push_out_the_oldest() {
     let (of_lease, answered) = release(2, &mutex(), Proof::AnyAnswer);
     pending.push(answered, at(0));
     let mut ids = Vec::new();
-    for (server, lock) in [(0, mutex()), (2, set()), (2, mutex())] {
+    for (server, lock) in [
+        (0, mutex()),
+        (
+            2,
+            CohortKeys::of(Keys::new("b".into(), "lock:", "lock_release:")),
+        ),
+        (2, mutex()),
+    ] {
         for _ in 0..3 {
             let (id, release) = release(server, &lock, Proof::KeySeen);
             pending.push(release, at(0));
@@ -376,69 +377,25 @@ fn too_many_releases_of_a_lock_at_a_server_push_out_the_oldest() {
     assert!(!pending.has_at(2, &ids[6].1) && pending.has_at(2, &of_lease));
 }
 
-/// A call for one reply waits for the undo of what a set may have taken.
-#[test]
-fn undo_of_a_set_makes_calls_for_each_of_its_names_ask() {
-    let (kernel, mut fx) = (kernel(), Effects::default());
-    let mut engine = Engine::default();
-    let id = set().fresh_id("o");
-    let release = PendingRelease::new((0, &set()), &id, at(5_000), Proof::KeySeen);
-    kernel
-        .at(at(0), &mut fx)
-        .with_pending(|pending, _| pending.push(release, at(0)));
-    let undo = engine.due(&kernel, at(0), &ONE_SERVER, &mut fx);
-    let locks = ["a", "b"].map(|name| CohortKeys::of(Keys::new(name.into(), "lock:", "r:")));
-    let mut calls = [&locks[0], &locks[1], &set()].map(|lock| call(&kernel, lock, true, at(1)));
-    for call in &mut calls {
-        call.wants.wait = Wait::Once;
-        call.begin(&kernel, at(1), &mut fx);
-    }
-    let refused = Answer::Refused(RefusedName {
-        name: 0,
-        holder: id.as_str().into(),
-        remaining: Some(SECOND),
-        detail: None,
-    });
-    for asked in engine.due(&kernel, at(1), &ONE_SERVER, &mut fx) {
-        let (end, times) = (Ok(refused.clone()), [at(1), at(2)]);
-        engine.ended(&kernel, asked.ticket, end, times, &ONE_SERVER, &mut fx);
-    }
-    assert_eq!(engine.due(&kernel, at(2), &ONE_SERVER, &mut fx).len(), 0);
-    let undone = Answer::Undone(Undone {
-        removed: vec![0],
-        other: None,
-    });
-    let times = [at(0), at(3)];
-    engine.ended(
-        &kernel,
-        undo[0].ticket,
-        Ok(undone),
-        times,
-        &ONE_SERVER,
-        &mut fx,
-    );
-    assert_eq!(engine.due(&kernel, at(3), &ONE_SERVER, &mut fx).len(), 3);
-}
-
 /// Readers have no names in a refusal: one of them may be a reader that this client has left.
 #[test]
-fn set_is_not_refused_by_a_reader_that_is_being_undone() {
+fn call_is_not_refused_by_a_reader_that_is_being_undone() {
     let (kernel, mut fx) = (kernel(), Effects::default());
     let reader: Arc<dyn Primitive> = Arc::new(RwLockKeys::of(
-        Keys::new("b".into(), "lock:", "lock_release:"),
+        Keys::new("a".into(), "lock:", "lock_release:"),
         true,
     ));
     let id = reader.fresh_id("o");
     let release = PendingRelease::new((0, &reader), &id, at(5_000), Proof::KeySeen);
     kernel.pending.lock().push(release, at(0));
-    let mut once = call(&kernel, &set(), false, at(1));
+    let mut once = call(&kernel, &mutex(), false, at(1));
     once.wants.wait = Wait::Once;
     assert!(matches!(
         once.begin(&kernel, at(1), &mut fx),
         Step::Send(..)
     ));
     let refused = Answer::Refused(RefusedName {
-        name: 1,
+        name: 0,
         holder: READERS.to_vec(),
         remaining: Some(SECOND),
         detail: None,

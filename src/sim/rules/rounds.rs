@@ -18,7 +18,6 @@ use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::keys::Keys;
 use crate::protocol::mutex::MutexKeys;
-use crate::protocol::one_or_many::OneOrMany;
 use crate::protocol::primitive::Primitive;
 use crate::protocol::refusal::RefusedName;
 use crate::sim::rules::{SECOND, at};
@@ -93,7 +92,7 @@ fn links(links: &[Link]) -> Links {
 }
 
 fn granted() -> Answer {
-    Answer::Granted(OneOrMany::One(FencingToken::new(7)))
+    Answer::Granted(FencingToken::new(7))
 }
 
 fn refused(by: &str) -> Answer {

@@ -8,11 +8,9 @@ use crate::kernel::call::{Call, Step};
 use crate::kernel::effects::Effects;
 use crate::kernel::engine::Engine;
 use crate::kernel::fault::Fault;
-use crate::kernel::set::SetAcquire;
 use crate::kernel::unlock::Unlock;
 use crate::kernel::waiter::{Failure, Outcome, Wait};
 use crate::mutant::{Mutant, switch_on};
-use crate::protocol::all::MutexAllKeys;
 use crate::protocol::answer::Answer;
 use crate::protocol::fair::FairMutexKeys;
 use crate::protocol::keys::{Keys, Layout};
@@ -21,6 +19,8 @@ use crate::protocol::primitive::Primitive;
 use crate::protocol::refusal::RefusedName;
 use crate::protocol::rw_lock::RwLockKeys;
 use crate::protocol::semaphore::SemaphoreKeys;
+use crate::set::acquire::{SetAcquire, SetOutcome, SetStep, SetTerms};
+use crate::set::names::SetNames;
 use crate::sim::rules::{ONE_SERVER, SECOND, at, call, kernel, mutex};
 use crate::token::FencingToken;
 use crate::wait_policy::{Backoff, WaitPolicy};
@@ -154,7 +154,7 @@ fn lease_ends_during_a_pause() {
     wants.wait = Wait::Once;
     let mut once = Call::new(&kernel, wants, at(5));
     assert!(asks(&once.begin(&kernel, at(5), &mut fx)));
-    let granted = Answer::Granted([FencingToken::new(7)].into_iter().collect());
+    let granted = Answer::Granted(FencingToken::new(7));
     let step = once.replied(&kernel, Ok(granted), at(5), at(6), &mut fx);
     let Step::Done(Outcome::Lease(lease, token)) = step else {
         panic!("{step:?}");
@@ -183,26 +183,33 @@ fn set_that_does_not_wait_goes_behind_a_call_for_one_of_its_names() {
     for has_queues in [true, false] {
         let kernel = kernel();
         let names = vec!["0".into(), "a".into()];
-        let set = MutexAllKeys::of(
+        let names = SetNames::of(
             names,
             "lock:",
             "lock_release:",
             Layout::OneServer,
             has_queues,
         );
+        let one = &names.at_once()[1];
         let try_set = |ms| {
-            let Call { mut wants, .. } = call(&kernel, &set, false, at(ms));
-            wants.wait = Wait::Once;
-            let names = set.names_of_set().to_vec();
-            let mut set = SetAcquire::new(&kernel, wants, names, at(ms));
+            let Call { wants, .. } = call(&kernel, one, false, at(ms));
+            let wants = SetTerms {
+                names: Arc::clone(&names),
+                terms: wants.terms,
+                wait: Wait::Once,
+                deadline: wants.deadline,
+                holder: wants.holder,
+                by_engine: false,
+            };
+            let mut set = SetAcquire::new(wants, at(ms));
             set.begin(&kernel, at(ms), &mut Effects::default())
         };
-        let mut waits = waiting(&kernel, &set.names_of_set()[1], WaitPolicy::Wake);
+        let mut waits = waiting(&kernel, one, WaitPolicy::Wake);
         match try_set(5) {
-            Step::Done(Outcome::Refused(Some(refused))) => assert_eq!(refused.by.name, 1),
+            SetStep::Done(SetOutcome::Refused(Some(refused))) => assert_eq!(refused.by.name, 1),
             step => panic!("{step:?}"),
         }
         waits.leave(&kernel, Failure::Cancelled, at(6), &mut Effects::default());
-        assert!(asks(&try_set(7)));
+        assert!(matches!(try_set(7), SetStep::Send(..)));
     }
 }

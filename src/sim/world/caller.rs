@@ -2,20 +2,25 @@
 
 use super::show::{shown, shown_end, unknown};
 use super::{
-    Acquiring, Actor, Arc, CallTerms, Cause, Checked, Command, Effects, Failure, Family, MS,
-    Outcome, Release, State, Step, Then, Time, Todo, Unlock, World, fault,
+    Actor, Arc, Call, CallTerms, Cause, Checked, Command, Effects, Failure, Family, MS, Outcome,
+    Release, State, Step, Then, Time, Todo, Unlock, World, fault,
 };
 
+use super::wants::Wants;
 use crate::clock::Instant;
 use crate::kernel::table::entry_name;
+use crate::sim::check::outcomes::Ended;
 
 impl World {
     pub(super) fn caller(&mut self, client: usize, thread: usize) -> Checked {
         let actor = Actor::Caller(thread);
         if let Some(todo) = self.clients[client].callers[thread].todo.pop_front() {
             match todo {
-                Todo::Effects(fx) => self.effects(client, Some(thread), fx),
+                Todo::Effects(fx) => self.effects(client, Some(actor), fx)?,
                 Todo::Step(step) => self.step(client, thread, step)?,
+                Todo::SetStep(step) => self.set_step(client, thread, step),
+                Todo::GiveUp(it) => self.give_up(client, Some(actor), &it)?,
+                Todo::Undo(undos) => self.undo_behind(client, thread, undos),
                 Todo::Close => {
                     if let Some(n) = self.clients[client].callers[thread].conn.take() {
                         self.close(n);
@@ -53,6 +58,15 @@ impl World {
             } => self.holding(client, thread, lease, token, until),
             State::Operating { .. } => self.operating(client, thread, state),
             State::Releasing(release) => self.releasing(client, thread, release),
+            State::Set(set) => self.set_runs(client, thread, set, panics),
+            State::HoldingSet { lease, until } => self.holding_set(client, thread, lease, until),
+            State::OperatingSet {
+                lease,
+                operation,
+                by,
+                then,
+            } => self.operating_set(client, thread, (lease, operation), by, then),
+            State::ReleasingSet(release) => self.releasing_set(client, thread, release),
         }
     }
 
@@ -139,7 +153,7 @@ impl World {
     }
 
     /// The thread panics, and catches that.
-    fn unwinds(&mut self, client: usize, thread: usize, mut call: Acquiring) -> Checked {
+    fn unwinds(&mut self, client: usize, thread: usize, mut call: Box<Call>) -> Checked {
         self.say(|| format!("c{client}.{thread} panics"));
         let kernel = Arc::clone(&self.clients[client].kernel);
         let mut fx = Effects::default();
@@ -156,7 +170,12 @@ impl World {
 
     /// Begins the release of what lingers and keeps a call out. Returns whether the thread sends
     /// one: it makes its next call after that.
-    fn releases_first(&mut self, client: usize, thread: usize, wants: &CallTerms) -> bool {
+    pub(super) fn releases_first(
+        &mut self,
+        client: usize,
+        thread: usize,
+        wants: &CallTerms,
+    ) -> bool {
         let kernel = Arc::clone(&self.clients[client].kernel);
         let (mut fx, now) = (Effects::default(), self.clocks[client].at(self.now));
         let releases = kernel.release_for(wants, now, &mut fx);
@@ -185,13 +204,17 @@ impl World {
     }
 
     pub(super) fn begin(&mut self, client: usize, thread: usize) -> Checked {
-        let wants = self.wants(client, thread);
+        let wants = match self.wants(client, thread) {
+            Wants::One(wants) => wants,
+            Wants::Set(wants) => return self.begin_set(client, thread, wants),
+        };
         if self.plan.linger > 0 && self.releases_first(client, thread, &wants) {
             return Ok(());
         }
         let shown = wants.clone();
         let kernel = Arc::clone(&self.clients[client].kernel);
-        let mut call = self.acquiring(client, wants, self.clocks[client].at(self.now));
+        let now = self.clocks[client].at(self.now);
+        let mut call = Box::new(Call::new(&kernel, wants, now));
         let mut fx = Effects::default();
         let step = call.begin(&kernel, self.clocks[client].at(self.now), &mut fx);
         let clock = self.clocks[client].clone();
@@ -209,20 +232,12 @@ impl World {
         self.decided(client, thread, Some(call), step, fx)
     }
 
-    fn acquiring(&mut self, client: usize, wants: CallTerms, now: Instant) -> Acquiring {
-        let kernel = Arc::clone(&self.clients[client].kernel);
-        for lock in wants.lock.names_of_set() {
-            self.names.insert(entry_name(&**lock).into_owned());
-        }
-        Acquiring::new(&kernel, wants, now)
-    }
-
     /// A kernel call of this thread has returned: its effects and its step follow.
     pub(super) fn decided(
         &mut self,
         client: usize,
         thread: usize,
-        call: Option<Acquiring>,
+        call: Option<Box<Call>>,
         step: Step,
         mut fx: Effects,
     ) -> Checked {
@@ -230,8 +245,18 @@ impl World {
         self.after_kernel(client, &mut fx)?;
         if let Step::Done(outcome) = &step {
             let call = call.as_ref().expect("only a call is done");
-            let names = call.names_of_set();
-            self.check_outcome(client, thread, (call.call(), names), outcome)?;
+            self.check_kind(client, thread, call, outcome)?;
+            let of_call = &call.wants;
+            let names = vec![entry_name(&*of_call.lock).clone()];
+            let ended = Ended {
+                names,
+                wait: of_call.wait.clone(),
+                start: call.start,
+                deadline: of_call.deadline,
+                is_refused: matches!(outcome, Outcome::Refused(_)),
+                is_unreachable: matches!(outcome, Outcome::Failed(Failure::Unreachable { .. })),
+            };
+            self.check_outcome(client, thread, &ended)?;
         }
         let caller = &mut self.clients[client].callers[thread];
         if let Some(call) = call {
@@ -293,6 +318,16 @@ impl World {
             return;
         };
         self.report.acquired += 1;
+        let until = self.now + self.hold_time(client, thread);
+        self.clients[client].callers[thread].state = State::Holding {
+            lease,
+            token,
+            until,
+        };
+    }
+
+    /// Chooses for how long a lease is held.
+    pub(super) fn hold_time(&mut self, client: usize, thread: usize) -> Time {
         let rng = &mut self.clients[client].callers[thread].rng;
         let long = if self.plan.family == Family::ShortTtl {
             3
@@ -304,19 +339,23 @@ impl World {
         } else {
             2_500 * MS
         };
-        let time = match rng.below(10 - long) + long {
+        match rng.below(10 - long) + long {
             _ if self.plan.family == Family::Crowd => rng.range(10, 3 * MS),
             0..=5 => rng.range(10, 3 * MS),
             6..=8 => rng.range(MS, 60 * MS),
             _ if self.plan.family == Family::Clocks => rng.range(10 * MS, 6_000 * MS),
             _ => rng.range(10 * MS, longest),
-        };
-        let until = self.now + time;
-        self.clients[client].callers[thread].state = State::Holding {
-            lease,
-            token,
-            until,
-        };
+        }
+    }
+
+    /// Writes undos behind the commands that got no reply, on their connection.
+    fn undo_behind(&mut self, client: usize, thread: usize, undos: Vec<Command>) {
+        if let Some(n) = self.clients[client].callers[thread].conn {
+            for undo in undos {
+                let up = self.up(n, undo, false);
+                self.send(n, up);
+            }
+        }
     }
 
     pub(super) fn write(&mut self, client: usize, thread: usize, command: Command) {
@@ -344,7 +383,7 @@ impl World {
         &mut self,
         client: usize,
         thread: usize,
-        mut call: Acquiring,
+        mut call: Box<Call>,
         sent: Time,
         by: Time,
     ) -> Checked {
@@ -358,20 +397,20 @@ impl World {
             }
             None => Err(unknown()),
         };
-        let names = &call.call().wants.lock.keys().names;
-        self.note_reply(client, 0, (names, call.call().asks_as()), &end, sent);
+        let names = &call.wants.lock.keys().names;
+        self.note_reply(client, 0, (names, call.asks_as()), &end, sent);
         let is_error = end.is_err();
-        if let Some(id) = call.call().asks_as().filter(|_| end.is_ok()) {
+        if let Some(id) = call.asks_as().filter(|_| end.is_ok()) {
             self.ran_twice.remove(id);
         }
         self.say(|| format!("c{client}.{thread} reply {}", shown_end(&end)));
         let kernel = Arc::clone(&self.clients[client].kernel);
         let mut fx = Effects::default();
-        let times = [
+        let (sent, now) = (
             self.clocks[client].at(sent),
             self.clocks[client].at(self.now),
-        ];
-        let step = call.replied(&kernel, end, times, &mut fx);
+        );
+        let step = call.replied(&kernel, end, sent, now, &mut fx);
         self.decided(client, thread, Some(call), step, fx)?;
         if is_error {
             // The undo goes out on the old connection before it is closed.
@@ -381,7 +420,7 @@ impl World {
         Ok(())
     }
 
-    pub(super) fn woken(&mut self, client: usize, thread: usize, mut call: Acquiring) -> Checked {
+    pub(super) fn woken(&mut self, client: usize, thread: usize, mut call: Box<Call>) -> Checked {
         let kernel = Arc::clone(&self.clients[client].kernel);
         let mut fx = Effects::default();
         let caller = &mut self.clients[client].callers[thread];
@@ -400,7 +439,7 @@ impl World {
             self.after_kernel(client, &mut fx)?;
             let caller = &mut self.clients[client].callers[thread];
             caller.state = State::Parked(call);
-            self.effects(client, None, fx);
+            self.effects(client, None, fx)?;
             self.timer(client, Actor::Caller(thread), until);
             return Ok(());
         }

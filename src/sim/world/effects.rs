@@ -2,14 +2,48 @@
 
 use std::sync::Arc;
 
-use super::{Caller, Down, State, World};
+use super::{Caller, Checked, Down, State, Todo, World};
 use crate::kernel::effects::Effects;
+use crate::kernel::part::PartListener;
 use crate::sim::plan::Actor;
 
 impl World {
-    /// Carries out the effects of a kernel call. `thread`: the caller that has them.
-    pub(super) fn effects(&mut self, client: usize, thread: Option<usize>, fx: Effects) {
-        if let (Some(undo), Some(thread)) = (fx.undo, thread)
+    /// Carries out the effects of a kernel call. `by`: the actor that has them.
+    pub(super) fn effects(&mut self, client: usize, by: Option<Actor>, mut fx: Effects) -> Checked {
+        let over = std::mem::take(&mut fx.over);
+        self.carry_out(client, by, fx);
+        for listener in over {
+            let it = &mut self.clients[client];
+            let todo = match by {
+                Some(Actor::Caller(thread)) => &mut it.callers[thread].todo,
+                Some(Actor::Engine) => &mut it.engine_todo,
+                Some(Actor::Sub) => &mut it.sub_todo,
+                None => {
+                    self.give_up(client, None, &listener)?;
+                    continue;
+                }
+            };
+            todo.push_front(Todo::GiveUp(listener));
+        }
+        Ok(())
+    }
+
+    /// Gives up the parts of what has ended with one of them.
+    pub(super) fn give_up(
+        &mut self,
+        client: usize,
+        by: Option<Actor>,
+        listener: &Arc<dyn PartListener>,
+    ) -> Checked {
+        let kernel = Arc::clone(&self.clients[client].kernel);
+        let mut fx = Effects::default();
+        listener.give_up(&kernel, self.clocks[client].at(self.now), &mut fx);
+        self.after_kernel(client, &mut fx)?;
+        self.effects(client, by, fx)
+    }
+
+    fn carry_out(&mut self, client: usize, by: Option<Actor>, fx: Effects) {
+        if let (Some(undo), Some(Actor::Caller(thread))) = (fx.undo, by)
             && let Some(n) = self.clients[client].callers[thread].conn
         {
             let up = self.up(n, undo, false);
@@ -18,10 +52,11 @@ impl World {
         for cell in fx.wake.iter() {
             let callers = self.clients[client].callers.iter();
             let mut parked = callers.map(|caller| match &caller.state {
-                State::Parked(call) => call.cell().map(Arc::as_ptr),
-                _ => None,
+                State::Parked(call) => call.cell().is_some_and(|it| Arc::ptr_eq(it, cell)),
+                State::Set(set) => set.sleeps_on(cell.signal.as_deref().unwrap_or(&cell.parker)),
+                _ => false,
             });
-            if let Some(thread) = parked.position(|no| no == Some(Arc::as_ptr(cell))) {
+            if let Some(thread) = parked.position(|is_its| is_its) {
                 self.soon(client, Actor::Caller(thread));
             }
         }
@@ -29,6 +64,10 @@ impl World {
             let mut callers = self.clients[client].callers.iter();
             let waits = |caller: &Caller| match &caller.state {
                 State::Operating { cell: it, .. } => Arc::ptr_eq(it, &cell),
+                State::Set(set) => set.sleeps_on(&cell.parker),
+                State::OperatingSet { operation, .. } => {
+                    std::ptr::eq(operation.parker(), &raw const cell.parker)
+                }
                 _ => false,
             };
             if let Some(thread) = callers.position(waits) {

@@ -26,13 +26,16 @@ impl World {
     pub(super) fn engine(&mut self, client: usize) -> Checked {
         if let Some(todo) = self.clients[client].engine_todo.pop_front() {
             match todo {
-                Todo::Effects(fx) => self.effects(client, None, fx),
+                Todo::Effects(fx) => self.effects(client, Some(Actor::Engine), fx)?,
+                Todo::GiveUp(it) => self.give_up(client, Some(Actor::Engine), &it)?,
                 Todo::Write(out, decided) => self.write_engine(client, out, decided),
                 Todo::Sleep => {
                     self.engine_sleeps(client);
                     return Ok(());
                 }
-                Todo::Step(_) | Todo::Close => unreachable!("of a caller"),
+                Todo::Step(_) | Todo::SetStep(_) | Todo::Undo(_) | Todo::Close => {
+                    unreachable!("of a caller")
+                }
             }
             self.go_on(client, Actor::Engine);
             return Ok(());

@@ -35,7 +35,7 @@ impl World {
                     let kernel = Arc::clone(&self.clients[client].kernel);
                     kernel.close(self.clocks[client].at(self.now), &mut fx);
                     self.after_kernel(client, &mut fx)?;
-                    self.effects(client, None, fx);
+                    self.effects(client, None, fx)?;
                 }
             }
             Fault::StopNext(client, actor, time) => {
@@ -196,7 +196,7 @@ impl World {
                 let kernel = Arc::clone(&self.clients[client].kernel);
                 kernel.moved(&|_| true, self.clocks[client].at(self.now), &mut fx);
                 self.after_kernel(client, &mut fx)?;
-                self.effects(client, None, fx);
+                self.effects(client, None, fx)?;
             }
         }
         Ok(())

@@ -29,24 +29,9 @@ impl World {
             self.timer(client, Actor::Caller(thread), until);
             return Ok(());
         }
-        let ttl = self.plan.ttl;
-        let is_quorum = self.plan.is_quorum();
-        let (changes, of) = match self.plan.family {
-            Family::ShortTtl => (1, 10),
-            _ if is_quorum => (2, 20),
-            _ => (1, 30),
-        };
-        // In tenths of the ttl.
-        let (shortest, longest) = if is_quorum { (3, 20) } else { (5, 15) };
         let writer = self.readers_side(client, &lease.renewed_as());
-        let rng = &mut self.clients[client].callers[thread].rng;
-        let what = match (rng.below(of), writer) {
-            (0, _) => Wanted::Renew,
-            (n, _) if n <= changes => Wanted::SetTtl(Duration::from_millis(
-                (ttl / MS * rng.range(shortest, longest) / 10).max(20),
-            )),
-            (2..=5, Some(writer)) => Wanted::Downgrade(writer),
-            _ => return self.unlock(client, thread, lease, token, false),
+        let Some(what) = self.change(client, thread, writer) else {
+            return self.unlock(client, thread, lease, token, false);
         };
         self.say(|| format!("c{client}.{thread} wants {what:?}"));
         let mut fx = Effects::default();
@@ -78,6 +63,34 @@ impl World {
         };
         self.go_on(client, Actor::Caller(thread));
         Ok(())
+    }
+
+    /// Chooses what a holder wants of its lease; `None` if it unlocks. `reader`: to what it can be
+    /// downgraded.
+    pub(super) fn change(
+        &mut self,
+        client: usize,
+        thread: usize,
+        reader: Option<Arc<dyn Primitive>>,
+    ) -> Option<Wanted> {
+        let ttl = self.plan.ttl;
+        let is_quorum = self.plan.is_quorum();
+        let (changes, of) = match self.plan.family {
+            Family::ShortTtl => (1, 10),
+            _ if is_quorum => (2, 20),
+            _ => (1, 30),
+        };
+        // In tenths of the ttl.
+        let (shortest, longest) = if is_quorum { (3, 20) } else { (5, 15) };
+        let rng = &mut self.clients[client].callers[thread].rng;
+        match (rng.below(of), reader) {
+            (0, _) => Some(Wanted::Renew),
+            (n, _) if n <= changes => Some(Wanted::SetTtl(Duration::from_millis(
+                (ttl / MS * rng.range(shortest, longest) / 10).max(20),
+            ))),
+            (2..=5, Some(reader)) => Some(Wanted::Downgrade(reader)),
+            _ => None,
+        }
     }
 
     /// Returns the readers' side of the lock of a writer.

@@ -346,7 +346,14 @@ impl World {
             return Some(Down::Rejected);
         }
         // A thread of the program sends its command again by itself.
-        let is_engine = self.conns[n].actor == Actor::Engine && !has_source;
+        let is_awaited = match self.conns[n].actor {
+            Actor::Engine => true,
+            Actor::Caller(thread) => {
+                (self.clients[self.conns[n].client].callers[thread].batch).is_some()
+            }
+            Actor::Sub => false,
+        };
+        let is_engine = is_awaited && !has_source;
         let again = Again {
             peer: self.conns[n].peer,
             is_asking: false,
@@ -401,6 +408,10 @@ impl World {
         let (now, server) = (self.now, self.server_of(self.conns[n].peer));
         let it = &mut self.clients[client];
         match actor {
+            Actor::Caller(thread) if it.callers[thread].batch.is_some() => {
+                let batch = it.callers[thread].batch.as_mut();
+                batch.expect("it has one").replied(Mail::of(down), now);
+            }
             Actor::Caller(thread) => match Mail::of(down) {
                 Mail::End(end) => it.callers[thread].mail = Some(end),
                 Mail::Again(again) => it.callers[thread].again = Some((now + again.pause, again)),
@@ -438,6 +449,11 @@ impl World {
         match actor {
             Actor::Caller(thread) if it.callers[thread].conn == Some(n) => {
                 it.callers[thread].conn = None;
+                if let Some(batch) = &mut it.callers[thread].batch {
+                    batch.cut(self.conns[n].unwritten);
+                    self.soon(client, actor);
+                    return;
+                }
                 let fault = match self.conns[n].unwritten {
                     0 => unknown(),
                     _ => fault::Fault::NotRun(Cause::text("half of it was written")),

@@ -1,6 +1,6 @@
 //! The texts of a trace.
 
-use super::{Answer, Cause, Command, Down, Message, Step, fault, key_of};
+use super::{Answer, Cause, Command, Down, Message, SetOutcome, SetStep, Step, fault, key_of};
 use crate::kernel::command::What;
 
 pub(super) fn not_replicated() -> fault::Fault {
@@ -20,6 +20,20 @@ pub(super) fn shown(step: &Step) -> String {
         Step::Send(command, _) => format!("send {}", shown_command(command)),
         Step::Park(_) => "park".into(),
         Step::Done(outcome) => format!("done {outcome:?}"),
+    }
+}
+
+pub(super) fn shown_set(step: &SetStep) -> String {
+    let all = |commands: &[Command]| {
+        let shown: Vec<_> = commands.iter().map(shown_command).collect();
+        shown.join(", ")
+    };
+    match step {
+        SetStep::Send(commands, _) => format!("send {}", all(commands)),
+        SetStep::GiveBack(commands, _) => format!("give back {}", all(commands)),
+        SetStep::Park(_) => "park".into(),
+        SetStep::Done(SetOutcome::Held(lease)) => format!("done {:?}", lease.holder_ids()),
+        SetStep::Done(outcome) => format!("done {outcome:?}"),
     }
 }
 

@@ -5,8 +5,12 @@ use super::{Actor, Arc, Checked, Down, Effects, MS, Message, NEVER, Todo, Up, Wo
 
 impl World {
     pub(super) fn subscriber(&mut self, client: usize) -> Checked {
-        if let Some(Todo::Effects(fx)) = self.clients[client].sub_todo.pop_front() {
-            self.effects(client, None, fx);
+        if let Some(todo) = self.clients[client].sub_todo.pop_front() {
+            match todo {
+                Todo::Effects(fx) => self.effects(client, Some(Actor::Sub), fx)?,
+                Todo::GiveUp(it) => self.give_up(client, Some(Actor::Sub), &it)?,
+                _ => unreachable!("of another actor"),
+            }
             self.go_on(client, Actor::Sub);
             return Ok(());
         }

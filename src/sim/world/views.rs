@@ -1,7 +1,8 @@
 //! Views for the checks: commands under way, guards and parked threads.
 
 use super::{
-    Actor, Arc, Call, Command, HeldLease, Link, MS, Outcome, Pipe, State, Step, Todo, Up, World,
+    Actor, Arc, Call, Command, HeldLease, Link, MS, Outcome, Pipe, SetAcquire, SetLease, SetStep,
+    State, Step, Todo, Up, World,
 };
 use crate::protocol::primitive::Primitive;
 
@@ -23,8 +24,13 @@ impl World {
         let mut callers = self.clients[client].callers.iter();
         sent || callers.any(|caller| {
             matches!(&caller.state, State::Releasing(it) if it.lease.id.as_str() == id)
+                || matches!(&caller.state, State::ReleasingSet(it) if it.is_of(id))
+                || (caller.batch.iter()).any(|batch| batch.commands.iter().any(names))
                 || caller.todo.iter().any(|todo| match todo {
                     Todo::Step(Step::Send(command, _)) => names(command),
+                    Todo::SetStep(SetStep::Send(commands, _))
+                    | Todo::SetStep(SetStep::GiveBack(commands, _))
+                    | Todo::Undo(commands) => commands.iter().any(names),
                     Todo::Effects(fx) => fx.undo.as_ref().is_some_and(names),
                     _ => false,
                 })
@@ -40,11 +46,21 @@ impl World {
                 _ => None,
             };
             let asks = match &caller.state {
-                State::Waiting { call, .. } => call.call().asks_as() == Some(id) || call.keeps(id),
-                State::Parked(call) => call.keeps(id),
+                State::Waiting { call, .. } => call.asks_as() == Some(id),
+                State::Set(set) => set.call.calls().iter().any(|it| it.asks_as() == Some(id)),
                 _ => false,
             };
-            if asks {
+            let set = match &caller.state {
+                State::Set(set) => Some(set.call.lease()),
+                State::HoldingSet { lease, .. } | State::OperatingSet { lease, .. } => Some(lease),
+                State::ReleasingSet(release) => Some(&release.lease),
+                _ => None,
+            };
+            let has_part = |set: &Arc<SetLease>| {
+                let mut ids = set.leases().into_iter().flatten();
+                ids.any(|it| it.id.as_str() == id)
+            };
+            if asks || set.is_some_and(has_part) {
                 return true;
             }
             let mut given = caller.todo.iter().filter_map(|todo| match todo {
@@ -61,7 +77,11 @@ impl World {
     /// Returns whether a thread releases the lease with this id.
     pub(super) fn is_releasing(&self, client: usize, id: &str) -> bool {
         let mut callers = self.clients[client].callers.iter();
-        callers.any(|it| matches!(&it.state, State::Releasing(of) if of.lease.id.as_str() == id))
+        callers.any(|it| match &it.state {
+            State::Releasing(of) => of.lease.id.as_str() == id,
+            State::ReleasingSet(of) => of.is_of(id),
+            _ => false,
+        })
     }
 
     /// Returns the call of each parked thread.
@@ -73,10 +93,19 @@ impl World {
     pub(in crate::sim) fn watched(&self, client: usize) -> Vec<(usize, Arc<dyn Primitive>)> {
         let callers = self.clients[client].callers.iter().enumerate();
         let watched = callers.filter_map(|(thread, caller)| match &caller.state {
-            State::Parked(call) => Some((thread, Arc::clone(call.watched()?))),
+            State::Set(set) => Some((thread, Arc::clone(set.call.watched()?))),
             _ => None,
         });
         watched.collect()
+    }
+
+    /// Returns the calls for sets that go on.
+    pub(in crate::sim) fn set_calls(&self, client: usize) -> impl Iterator<Item = &SetAcquire> {
+        let callers = self.clients[client].callers.iter();
+        callers.filter_map(|caller| match &caller.state {
+            State::Set(set) => Some(&set.call),
+            _ => None,
+        })
     }
 
     /// Returns the leases of threads that have not read that the release has ended.
@@ -97,9 +126,16 @@ impl World {
         client: usize,
     ) -> impl Iterator<Item = (usize, &Call)> {
         let callers = self.clients[client].callers.iter().enumerate();
-        callers.filter_map(|(thread, caller)| match &caller.state {
-            State::Parked(call) => Some((thread, call.call())),
-            _ => None,
+        callers.flat_map(|(thread, caller)| {
+            let calls = match &caller.state {
+                State::Parked(call) => vec![&**call],
+                State::Set(set) => set.call.calls(),
+                _ => Vec::new(),
+            };
+            let of_sets = matches!(caller.state, State::Set(_));
+            let parked = calls.into_iter();
+            let parked = parked.filter(move |call| !of_sets || call.cell().is_some());
+            parked.map(move |call| (thread, call))
         })
     }
 

@@ -10,7 +10,6 @@ use crate::kernel::held::Holder;
 use crate::kernel::table::entry_name;
 use crate::kernel::waiter::Wait;
 use crate::name::Name;
-use crate::protocol::all::MutexAllKeys;
 use crate::protocol::cohort::CohortKeys;
 use crate::protocol::fair::FairMutexKeys;
 use crate::protocol::keys::{Keys, Layout};
@@ -19,9 +18,17 @@ use crate::protocol::primitive::Primitive;
 use crate::protocol::rw_lock::RwLockKeys;
 use crate::protocol::semaphore::SemaphoreKeys;
 use crate::replicas::Replicas;
+use crate::set::acquire::SetTerms;
+use crate::set::names::SetNames;
 use crate::sim::plan::{Family, Kind, Rng};
 use crate::sim::server::{MS, Time};
 use crate::wait_policy::{Backoff, WaitPolicy};
+
+/// What a call of a thread wants.
+pub(super) enum Wants {
+    One(CallTerms),
+    Set(SetTerms),
+}
 
 /// Chooses how a call waits: once or not, until when, by which policy; for how long it may hold.
 fn how_it_waits(rng: &mut Rng, share: u64, now: Time) -> (bool, Time, WaitPolicy, Duration) {
@@ -59,9 +66,7 @@ impl World {
             Kind::Reader => 3,
             Kind::Writer => 4,
             Kind::Permits(k) => 4 + k as u8,
-            Kind::Set => 100,
-            Kind::PlainSet => 101,
-            Kind::SlotSet(has_queues) => 102 + u8::from(has_queues),
+            Kind::Set | Kind::PlainSet | Kind::SlotSet(_) => unreachable!("of several names"),
         };
         let locks = &mut self.clients[client].locks;
         let make = || -> Arc<dyn Primitive> {
@@ -73,24 +78,16 @@ impl World {
                 Kind::Reader => Arc::new(RwLockKeys::of(keys, true)),
                 Kind::Writer => Arc::new(RwLockKeys::of(keys, false)),
                 Kind::Permits(k) => Arc::new(SemaphoreKeys::of(keys, 3, k)),
-                Kind::Set | Kind::PlainSet | Kind::SlotSet(_) => {
-                    let (layout, has_queues) = match kind {
-                        Kind::SlotSet(has_queues) => (Layout::Slots, has_queues),
-                        _ => (Layout::OneServer, kind == Kind::Set),
-                    };
-                    let names = (0..8).filter(|n| name >> n & 1 == 1);
-                    let names = names.map(|n| Name::from(format!("n{n}"))).collect();
-                    MutexAllKeys::of(names, "lock:", "lock_release:", layout, has_queues)
-                }
+                Kind::Set | Kind::PlainSet | Kind::SlotSet(_) => unreachable!("as above"),
             }
         };
         let lock = Arc::clone(locks.entry((name, tag)).or_insert_with(make));
-        self.names.insert(entry_name(&*lock).into_owned());
+        self.names.insert(entry_name(&*lock).clone());
         lock
     }
 
     /// Chooses the next call of a thread.
-    pub(super) fn wants(&mut self, client: usize, thread: usize) -> CallTerms {
+    pub(super) fn wants(&mut self, client: usize, thread: usize) -> Wants {
         let (kinds, names) = (self.plan.kinds.clone(), self.plan.names);
         let is_short = self.plan.family == Family::ShortTtl;
         let (ttl, handoffs, share) = (self.plan.ttl, self.plan.handoffs, self.plan.backoff);
@@ -125,6 +122,30 @@ impl World {
         let odd_ttl = rng.chance(60);
         let ttl = if odd_ttl { ttl * 3 / 2 } else { ttl };
         let ttl = Duration::from_micros(ttl / MS * MS);
+        let deadline = self.clocks[client].at(deadline);
+        let wait = if is_once {
+            Wait::Once
+        } else {
+            Wait::Queue(policy)
+        };
+        if kind.is_set() {
+            let terms = LeaseTerms {
+                ttl,
+                renew_every: renews.then_some(ttl / 3),
+                max_hold,
+                replicas,
+                handoffs: 0,
+                linger: Duration::ZERO,
+            };
+            return Wants::Set(SetTerms {
+                names: set_names(name, kind),
+                terms,
+                wait,
+                deadline,
+                holder: Holder::default(),
+                by_engine: by_engine || self.plan.is_quorum(),
+            });
+        }
         let lock = self.lock_of(client, name, kind);
         let in_line = lock.has_local_queue();
         let linger = if lingers && in_line {
@@ -132,7 +153,7 @@ impl World {
         } else {
             Duration::ZERO
         };
-        CallTerms {
+        Wants::One(CallTerms {
             lock,
             terms: LeaseTerms {
                 ttl,
@@ -142,18 +163,25 @@ impl World {
                 handoffs: if in_line { handoffs } else { 0 },
                 linger,
             },
-            wait: if is_once {
-                Wait::Once
-            } else {
-                Wait::Queue(policy)
-            },
-            deadline: self.clocks[client].at(deadline),
+            wait,
+            deadline,
             holder: Holder {
                 handoffs: if in_line { handoffs } else { 0 },
                 linger,
                 ..Holder::default()
             },
             by_engine,
-        }
+        })
     }
+}
+
+/// Returns the names whose bits are set.
+fn set_names(names: u64, kind: Kind) -> Arc<SetNames> {
+    let (layout, has_queues) = match kind {
+        Kind::SlotSet(has_queues) => (Layout::Slots, has_queues),
+        _ => (Layout::OneServer, kind == Kind::Set),
+    };
+    let names = (0..8).filter(|n| names >> n & 1 == 1);
+    let names = names.map(|n| Name::from(format!("n{n}"))).collect();
+    SetNames::of(names, "lock:", "lock_release:", layout, has_queues)
 }

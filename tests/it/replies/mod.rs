@@ -168,8 +168,7 @@ fn one_server_replies_as_recorded() {
     let server = Server::start();
     let mut replies = Replies::default();
     mutex(&mut Raw::to(server.port()), &mut replies);
-    mutex_all(&mut Raw::to(server.port()), &mut replies);
-    queued_set(&mut Raw::to(server.port()), &mut replies);
+    acquire_after(&mut Raw::to(server.port()), &mut replies);
     quorum(&mut Raw::to(server.port()), &mut replies);
     fair(&mut Raw::to(server.port()), &mut replies);
     shared::cohort(&mut Raw::to(server.port()), &mut replies);
@@ -185,8 +184,7 @@ fn no_script_leaves_the_format_of_a_large_number_to_the_server() {
     raw.before = STRICT;
     let mut replies = Replies::default();
     mutex(&mut raw, &mut replies);
-    mutex_all(&mut raw, &mut replies);
-    queued_set(&mut raw, &mut replies);
+    acquire_after(&mut raw, &mut replies);
     quorum(&mut raw, &mut replies);
     fair(&mut raw, &mut replies);
     shared::cohort(&mut raw, &mut replies);
@@ -260,69 +258,24 @@ fn mutex(raw: &mut Raw, replies: &mut Replies) {
     note("undo, held", raw.script(undo, lock, &["c", mine, other]));
 }
 
-fn mutex_all(raw: &mut Raw, replies: &mut Replies) {
+/// The acquire of a further name of a set.
+fn acquire_after(raw: &mut Raw, replies: &mut Replies) {
     let [mine, other, _] = IDS;
-    let locks = &["lock:m1", "lock:m2"];
-    let keys = &["lock:m1", "lock:m2", "fence:m1", "fence:m2"];
     let mut note = |what, reply| replies.note(what, reply);
-    let acquire = scripts::ACQUIRE_ALL;
-    note("acquire_all, free", raw.script(acquire, keys, &[mine, TTL]));
+    let (acquire, after) = (scripts::ACQUIRE, scripts::ACQUIRE_AFTER);
+    let keys = &["lock:m2", "fence:m2", "lock:m1"];
     note(
-        "acquire_all, held",
-        raw.script(acquire, keys, &[other, TTL]),
+        "acquire_after, not granted before",
+        raw.script(after, keys, &[other, TTL, mine]),
     );
-    let renew = scripts::RENEW_ALL;
+    raw.script(acquire, &["lock:m1", "fence:m1"], &[mine, TTL]);
     note(
-        "renew_all, held",
-        raw.script(renew, locks, &[mine, TTL, "0"]),
-    );
-    note(
-        "renew_all, another's",
-        raw.script(renew, locks, &[other, TTL, "0"]),
-    );
-    let release = scripts::RELEASE_ALL;
-    note(
-        "release_all, another's",
-        raw.script(release, locks, &[other, "c", "d"]),
+        "acquire_after, free",
+        raw.script(after, keys, &[other, TTL, mine]),
     );
     note(
-        "release_all, held",
-        raw.script(release, locks, &[mine, "c", "d"]),
-    );
-    note(
-        "release_all, free",
-        raw.script(release, locks, &[mine, "c", "d"]),
-    );
-    note(
-        "renew_all, free",
-        raw.script(renew, locks, &[mine, TTL, "0"]),
-    );
-}
-
-/// A set that another one excludes, and that is released.
-fn queued_set(raw: &mut Raw, replies: &mut Replies) {
-    let [mine, other, third] = IDS;
-    let keys = &[
-        "lock:s1", "lock:s2", "f1", "f2", "q1", "q2", "p1", "p2", "r1", "r2",
-    ];
-    let mut note = |what, reply| replies.note(what, reply);
-    let release = scripts::LEAVE_ALL;
-    raw.script(
-        scripts::ACQUIRE_ALL,
-        &["lock:s1", "lock:s2", "f1", "f2"],
-        &[other, TTL],
-    );
-    note(
-        "queue_release_all, another's",
-        raw.script(release, keys, &[mine, "c", "d"]),
-    );
-    note(
-        "queue_release_all, several ids",
-        raw.script(release, keys, &["c", "d", mine, third, other]),
-    );
-    note(
-        "queue_release_all, free",
-        raw.script(release, keys, &[mine, "c", "d"]),
+        "acquire_after, held",
+        raw.script(after, keys, &[other, TTL, mine]),
     );
 }
 
@@ -342,23 +295,6 @@ fn quorum(raw: &mut Raw, replies: &mut Replies) {
     raw.send(&["DEL", "lock:q"]);
     note(
         "propose, too low",
-        raw.script(propose, keys, &[mine, TTL, low]),
-    );
-    let (propose, keys) = (
-        scripts::PROPOSE_ALL,
-        &["lock:q1", "lock:q2", "fence:q1", "fence:q2"],
-    );
-    note(
-        "propose_all, free",
-        raw.script(propose, keys, &[mine, TTL, token]),
-    );
-    note(
-        "propose_all, held",
-        raw.script(propose, keys, &[other, TTL, token]),
-    );
-    raw.send(&["DEL", "lock:q1", "lock:q2"]);
-    note(
-        "propose_all, too low",
         raw.script(propose, keys, &[mine, TTL, low]),
     );
 }

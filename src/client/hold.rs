@@ -1,0 +1,178 @@
+//! What a guard holds: the lease of one name, or of a set of names.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crossbeam_channel::Receiver;
+
+use crate::client::renew::{Holding, check_held};
+use crate::client::set_holding::SetHolding;
+use crate::clock::Instant;
+use crate::error::Error;
+use crate::holder_id::HolderId;
+use crate::kernel::held::HeldLease;
+use crate::kernel::lease::{LeaseStatus, Wanted};
+use crate::lost::Lost;
+use crate::name::Name;
+use crate::runtime::Runtime;
+use crate::set::lease::SetLease;
+use crate::token::FencingToken;
+
+/// What a guard holds.
+#[derive(Clone)]
+pub(crate) enum Hold {
+    /// The token identifies this holder: local hand-offs give a lease several holders, one after
+    /// another.
+    One(Arc<HeldLease>, FencingToken),
+    Set(SetHold),
+}
+
+/// A set, with the id and the token of each name.
+#[derive(Clone)]
+pub(crate) struct SetHold {
+    lease: Arc<SetLease>,
+    ids: Box<[HolderId]>,
+    tokens: Box<[FencingToken]>,
+}
+
+impl SetHold {
+    pub(crate) fn new(lease: Arc<SetLease>) -> Self {
+        Self {
+            ids: lease.holder_ids().into(),
+            tokens: lease.tokens().into(),
+            lease,
+        }
+    }
+}
+
+impl Hold {
+    pub(crate) fn names(&self) -> &[Name] {
+        match self {
+            Self::One(lease, _) => &lease.lock.names,
+            Self::Set(set) => set.lease.names().names(),
+        }
+    }
+
+    /// The token, of a set that of the first name.
+    pub(crate) fn token(&self) -> FencingToken {
+        match self {
+            Self::One(_, token) => *token,
+            // A set has a name.
+            Self::Set(set) => set.tokens[0],
+        }
+    }
+
+    /// The holder id, of a set that of the first name.
+    pub(crate) fn id(&self) -> &HolderId {
+        match self {
+            Self::One(lease, _) => &lease.id,
+            Self::Set(set) => &set.ids[0],
+        }
+    }
+
+    /// Returns the token of a name.
+    pub(crate) fn token_of(&self, name: &Name) -> Option<FencingToken> {
+        match self {
+            Self::One(..) => self.names().contains(name).then(|| self.token()),
+            Self::Set(set) => Some(set.tokens[self.index_of(name)?]),
+        }
+    }
+
+    /// Returns the holder id of a name.
+    pub(crate) fn id_of(&self, name: &Name) -> Option<&HolderId> {
+        match self {
+            Self::One(lease, _) => self.names().contains(name).then_some(&lease.id),
+            Self::Set(set) => Some(&set.ids[self.index_of(name)?]),
+        }
+    }
+
+    fn index_of(&self, name: &Name) -> Option<usize> {
+        self.names().iter().position(|it| it == name)
+    }
+
+    /// Returns since when it is held.
+    pub(crate) fn since(&self) -> Option<Instant> {
+        match self {
+            Self::One(lease, _) => lease.since(),
+            Self::Set(set) => set.lease.since(),
+        }
+    }
+
+    pub(crate) fn with<'a>(&'a self, runtime: &'a Runtime) -> AnyHolding<'a> {
+        match self {
+            Self::One(lease, token) => AnyHolding::One(Holding {
+                runtime,
+                lease,
+                token: *token,
+            }),
+            Self::Set(set) => AnyHolding::Set(SetHolding {
+                runtime,
+                lease: &set.lease,
+                id: self.id(),
+                token: self.token(),
+            }),
+        }
+    }
+}
+
+/// A holder's calls, for one name or for a set.
+#[derive(Clone, Copy)]
+pub(crate) enum AnyHolding<'a> {
+    One(Holding<'a>),
+    Set(SetHolding<'a>),
+}
+
+impl AnyHolding<'_> {
+    /// Returns the status for this holder, and tells a loss that it finds.
+    pub(crate) fn status(self) -> LeaseStatus {
+        match self {
+            Self::One(one) => one.status(),
+            Self::Set(set) => set.status(),
+        }
+    }
+
+    /// Returns an error unless it is certainly held now by this holder.
+    pub(crate) fn ensure_held(self) -> Result<(), Error> {
+        check_held(self.status())
+    }
+
+    /// Returns a channel that receives one message on loss.
+    pub(crate) fn listen(self) -> Receiver<Lost> {
+        match self {
+            Self::One(one) => one.listen(),
+            Self::Set(set) => set.listen(),
+        }
+    }
+
+    /// Renews it by `until`.
+    pub(crate) fn renew(self, until: Instant) -> Result<(), Error> {
+        match self {
+            Self::One(one) => one.operate(Wanted::Renew, until),
+            Self::Set(set) => set.operate(&Wanted::Renew, until),
+        }
+    }
+
+    /// Sets another ttl, which can be shorter.
+    pub(crate) fn set_ttl(self, ttl: Duration) -> Result<(), Error> {
+        match self {
+            Self::One(one) => one.set_ttl(ttl),
+            Self::Set(set) => set.set_ttl(ttl),
+        }
+    }
+
+    /// Ends the holding, and leaves the keys to expire without renewals, at `end` or later.
+    pub(crate) fn keep_until(self, end: Instant) -> Result<(), Error> {
+        match self {
+            Self::One(one) => one.keep_until(end),
+            Self::Set(set) => set.keep_until(end),
+        }
+    }
+
+    /// Ends the holding at `now`, by `deadline`.
+    pub(crate) fn release(self, now: Instant, deadline: Instant) -> Result<(), Error> {
+        match self {
+            Self::One(one) => one.release(now, deadline),
+            Self::Set(set) => set.release(now, deadline),
+        }
+    }
+}
