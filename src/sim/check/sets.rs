@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::{Arc, Weak};
 
+use crossbeam_channel::Receiver;
+
 use super::each_entry;
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
@@ -28,6 +30,8 @@ pub(in crate::sim) struct RegisteredSet {
     /// The end of its `max_hold`.
     ends_at: Instant,
     is_told: bool,
+    /// Receives its loss.
+    losses: Receiver<Lost>,
     /// Its holder has begun to release it.
     is_ending: bool,
 }
@@ -35,7 +39,7 @@ pub(in crate::sim) struct RegisteredSet {
 /// A set that a thread acquires, or has.
 struct Whole {
     lease: Arc<SetLease>,
-    /// It waits for the name with this index.
+    /// It waits for the name with this index, and has none from there on.
     waits_for: Option<usize>,
 }
 
@@ -73,6 +77,7 @@ impl World {
         client: usize,
         lease: &Arc<SetLease>,
         terms: &LeaseTerms,
+        fx: &mut Effects,
     ) -> Checked {
         let now = self.clocks[client].at(self.now);
         let parts: Vec<_> = lease.leases().into_iter().flatten().collect();
@@ -90,6 +95,7 @@ impl World {
             parts,
             ends_at: now.after(terms.max_hold),
             is_told: false,
+            losses: lease.listen(now, fx),
             is_ending: false,
         });
         Ok(())
@@ -206,10 +212,14 @@ impl World {
     /// after `max_hold`, its names stay.
     fn check_set(&self, set: &RegisteredSet, lease: &SetLease) -> Checked {
         let (client, now) = (set.client, self.clocks[set.client].at(self.now));
+        let is_silent = set.losses.is_empty();
         let wrong = |property, text: &str| {
             let text = format!("c{client}: {:?} {text}", lease.holder_ids());
             Err(self.violation(property, text))
         };
+        if !set.is_told && !is_silent {
+            return wrong("S1", "is not lost, and its channel says so");
+        }
         if lease.remaining(now).is_some() {
             if set.is_told {
                 return wrong("S1", "is held although its loss was told");
@@ -235,6 +245,9 @@ impl World {
                 if !set.is_ending && set.parts.iter().any(is_released) {
                     return wrong("S3", "was released while its section may run");
                 }
+            }
+            Phase::Lost(_) if set.is_told && !set.is_ending && is_silent => {
+                return wrong("S1", "is lost, and its channel does not say so");
             }
             Phase::Lost(_) if !set.is_told && !set.is_ending => {
                 return wrong("S1", "is lost, and that was not told");
@@ -323,7 +336,7 @@ impl World {
         });
         let building = self.set_calls(client).map(|call| Whole {
             lease: Arc::clone(call.lease()),
-            waits_for: call.waits_for(),
+            waits_for: call.waits_for().or(call.has_nothing().then_some(0)),
         });
         building.chain(held).collect()
     }

@@ -237,12 +237,16 @@ fn of_sets(plan: &Plan, rng: &mut Rng, faults: &mut Vec<(Time, Fault)>) {
     }
     for _ in 0..rng.below(6) {
         let at = rng.range(MS, 3_000 * MS);
-        let cut = ServerFault::Cut(client, Actor::Engine, rng.chance(500));
+        let by = rng.range(MS, plan.ttl / 8);
+        let slow = ServerFault::Slow(client, Actor::Engine, by);
+        faults.push((at, of_server(slow)));
+        let at = at + rng.below(400 * MS);
+        let cut = ServerFault::Cut(client, Actor::Engine, rng.chance(700));
         faults.push((at, of_server(cut)));
         // Before the engine has sent again what is lost.
         let longer = rng.range(plan.ttl / 2, plan.ttl * 2);
         let stop = Fault::Stop(client, Some(Actor::Engine), longer);
-        faults.push((at + rng.below(3 * MS), stop));
+        faults.push((at + 2 * by + rng.below(plan.ttl / 4), stop));
     }
 }
 

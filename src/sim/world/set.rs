@@ -10,6 +10,7 @@ use super::{
 };
 use crate::holder_id::HolderId;
 use crate::kernel::command::Command;
+use crate::kernel::lease::LeaseStatus;
 use crate::kernel::release_tries::{NextTry, ReleaseTries};
 use crate::kernel::waiter::Wait;
 use crate::lost::Lost;
@@ -127,7 +128,7 @@ impl World {
         self.say(|| format!("c{client}.{thread} -> {}", shown_set(&step)));
         let undos = set.call.take_undos();
         if let SetStep::Done(SetOutcome::Held(lease)) = &step {
-            self.note_set(client, lease, &set.call.wants().terms)?;
+            self.note_set(client, lease, &set.call.wants().terms, &mut fx)?;
         }
         self.after_kernel(client, &mut fx)?;
         if let SetStep::Done(outcome) = &step {
@@ -326,6 +327,9 @@ impl World {
             self.timer(client, actor, until);
             return Ok(());
         }
+        if self.clients[client].callers[thread].rng.chance(300) {
+            return self.look_at_set(client, thread, lease);
+        }
         let Some(what) = self.change(client, thread, None) else {
             return self.unlock_set(client, thread, lease);
         };
@@ -356,6 +360,27 @@ impl World {
             },
         };
         self.go_on(client, actor);
+        Ok(())
+    }
+
+    /// The holder of a set asks for its status.
+    fn look_at_set(&mut self, client: usize, thread: usize, lease: Arc<SetLease>) -> Checked {
+        let kernel = Arc::clone(&self.clients[client].kernel);
+        let clock = &self.clocks[client];
+        let (wall, now) = (clock.wall_at_start(self.now), clock.at(self.now));
+        let mut fx = Effects::default();
+        let status = lease.status(wall, &kernel, now, &mut fx);
+        self.say(|| format!("c{client}.{thread} looks at its set: {status:?}"));
+        self.after_kernel(client, &mut fx)?;
+        let is_held = matches!(status, LeaseStatus::Held(_) | LeaseStatus::InDoubt);
+        if is_held != lease.remaining(now).is_some() || status == LeaseStatus::Released {
+            return Err(self.violation("S1", format!("{status:?} of {:?}", lease.phase())));
+        }
+        let caller = &mut self.clients[client].callers[thread];
+        caller.todo.push_back(Todo::Effects(fx));
+        let until = self.now + 1;
+        caller.state = State::HoldingSet { lease, until };
+        self.go_on(client, Actor::Caller(thread));
         Ok(())
     }
 
