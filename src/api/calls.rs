@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::api::lease::Lease;
 use crate::client::acquire::{self, WaitLimit};
-use crate::client::hold::{Hold, SetHold};
+use crate::client::hold::Hold;
 use crate::client::set;
 use crate::client::shutdown::Core;
 use crate::clock::Instant;
@@ -47,6 +47,6 @@ pub(super) fn acquire_set(
     limit: WaitLimit,
 ) -> Result<Result<Lease, Taken>, Error> {
     let acquired = set::acquire(&core.runtime, names, settings, limit)?;
-    let lease = |lease| Lease::new(Arc::clone(core), Hold::Set(SetHold::new(lease)));
+    let lease = |hold| Lease::new(Arc::clone(core), Hold::Set(hold));
     Ok(acquired.map(lease))
 }

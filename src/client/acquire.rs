@@ -8,11 +8,13 @@ use std::time::Duration;
 
 use crate::cancel::CancelToken;
 use crate::client::release::release_unheld;
+use crate::client::running::{self, Driven, Next};
 use crate::client::{failure, taken};
-use crate::clock::{Instant, nap, sleep};
+use crate::clock::{Instant, sleep};
 use crate::config::{LeaseTerms, Settings};
 use crate::error::Error;
 use crate::holder_id::HolderId;
+use crate::kernel::Kernel;
 use crate::kernel::call::{Call, CallTerms, Step};
 use crate::kernel::command::Command;
 use crate::kernel::effects::Effects;
@@ -20,6 +22,7 @@ use crate::kernel::held::{HeldLease, Holder, Reports};
 use crate::kernel::unlock::Unlock;
 use crate::kernel::waiter::{Failure, Outcome, Refused, Wait};
 use crate::logging;
+use crate::parker::Parker;
 use crate::protocol::primitive::Primitive;
 use crate::runtime::Runtime;
 use crate::taken::Taken;
@@ -43,7 +46,7 @@ pub(crate) type Acquired = (Arc<HeldLease>, FencingToken);
 pub(super) struct Caller<'a> {
     pub(super) runtime: &'a Arc<Runtime>,
     pub(super) locks: &'a [Arc<dyn Primitive>],
-    /// What it acquires, for messages.
+    /// The names that it acquires, for messages.
     pub(super) what: &'a dyn Display,
     pub(super) settings: &'a Settings,
     pub(super) limit: WaitLimit,
@@ -94,10 +97,9 @@ impl Caller<'_> {
         let now = self.start;
         let lingering = runtime.decide(|kernel, fx| kernel.release_for(&wants, now, fx));
         self.release_lingering(lingering, deadline);
-        let mut call = Running::new(self, wants);
-        let outcome = call.run();
-        *has_waited = call.call.has_waited();
-        drop(call);
+        let call = Call::new(&runtime.kernel, wants, self.start);
+        let outcome;
+        (outcome, *has_waited) = running::run(self, call, deadline);
         match outcome {
             Outcome::Lease(lease, token) => {
                 let id = &lease.id;
@@ -164,7 +166,7 @@ impl Caller<'_> {
         }
     }
 
-    pub(super) fn is_cancelled(&self) -> bool {
+    fn is_cancelled(&self) -> bool {
         let token = self.settings.cancel.as_ref();
         token.is_some_and(CancelToken::is_cancelled)
     }
@@ -234,95 +236,69 @@ impl Caller<'_> {
     }
 }
 
-/// A call that runs. If its thread unwinds, what it has or gets is released by the engine.
-struct Running<'a> {
-    caller: &'a Caller<'a>,
-    deadline: Instant,
-    call: Call,
-    is_over: bool,
-}
+impl Driven for Call {
+    type Outcome = Outcome;
+    type Commands = (Command, Instant);
 
-impl<'a> Running<'a> {
-    fn new(caller: &'a Caller<'a>, wants: CallTerms) -> Self {
-        Self {
-            deadline: wants.deadline,
-            call: Call::new(&caller.runtime.kernel, wants, caller.start),
-            caller,
-            is_over: false,
-        }
+    fn begin(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Next<Self> {
+        Call::begin(self, kernel, now, fx).into()
     }
 
-    fn run(&mut self) -> Outcome {
-        let runtime = self.caller.runtime;
-        let mut fx = Effects::default();
-        let mut step = self.call.begin(&runtime.kernel, Instant::now(), &mut fx);
-        let mut has_logged = false;
-        loop {
-            if !has_logged && matches!(step, Step::Park(_)) && self.call.has_waited() {
-                has_logged = true;
-                self.caller.log_waiting();
-            }
-            self.is_over = matches!(step, Step::Done(_));
-            runtime.carry_out_by(std::mem::take(&mut fx), self.deadline);
-            step = match step {
-                Step::Done(outcome) => return outcome,
-                Step::Send(command, until) => self.send(&command, until, &mut fx),
-                // A call that must still log that it waits looks for that once a second.
-                Step::Park(until) if !has_logged => {
-                    let now = Instant::now();
-                    self.sleep(now.after(nap(now, until)), &mut fx)
-                }
-                Step::Park(until) => self.sleep(until, &mut fx),
-            };
-        }
-    }
-
-    /// Sends a command on this thread. If no reply comes, its undo goes out behind it.
-    fn send(&mut self, command: &Command, until: Instant, fx: &mut Effects) -> Step {
-        let runtime = self.caller.runtime;
-        if let Some(id) = command.acquires() {
-            let lock = &command.lock;
-            logging::trace!(
-                name:% = lock, holder:% = id.as_str(); "acquire {lock} as {}", id.as_str()
-            );
-        }
+    /// If no reply comes, the undo of the command goes out behind it.
+    fn send(
+        &mut self,
+        (command, until): (Command, Instant),
+        runtime: &Runtime,
+        fx: &mut Effects,
+    ) -> Next<Self> {
+        log_attempt(&command);
         let mut step = None;
-        runtime.acquire(command, until, &mut |end, sent| {
+        runtime.acquire(&command, until, &mut |end, sent| {
             let now = Instant::now();
-            step = Some(self.call.replied(&runtime.kernel, end, sent, now, fx));
+            step = Some(self.replied(&runtime.kernel, end, sent, now, fx));
             fx.undo.take()
         });
-        step.expect("`Runtime::acquire` reports the end of each command")
+        let step = step.expect("`Runtime::acquire` reports the end of each command");
+        step.into()
     }
 
-    /// Sleeps until the call is woken or cancelled, and until then at most.
-    fn sleep(&mut self, until: Instant, fx: &mut Effects) -> Step {
-        let kernel = &self.caller.runtime.kernel;
-        let parker = &self
-            .call
-            .cell()
-            .expect("a call sleeps only after `Step::Park`, which sets its cell")
-            .parker;
-        match &self.caller.settings.cancel {
-            Some(token) => token.park(parker, until),
-            None => parker.park(until),
-        }
-        if self.caller.is_cancelled() {
-            Step::Done((self.call).leave(kernel, Failure::Cancelled, Instant::now(), fx))
-        } else {
-            self.call.woken(kernel, Instant::now(), fx)
+    fn parker(&self) -> Option<&Parker> {
+        Some(&self.cell()?.parker)
+    }
+
+    fn woken(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Next<Self> {
+        Call::woken(self, kernel, now, fx).into()
+    }
+
+    fn leave(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Outcome {
+        Call::leave(self, kernel, Failure::Cancelled, now, fx)
+    }
+
+    fn abandon(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) {
+        Call::abandon(self, kernel, now, fx);
+    }
+
+    fn has_waited(&self) -> bool {
+        Call::has_waited(self)
+    }
+}
+
+impl From<Step> for Next<Call> {
+    fn from(step: Step) -> Self {
+        match step {
+            Step::Send(command, until) => Self::Send((command, until)),
+            Step::Park(until) => Self::Park(until),
+            Step::Done(outcome) => Self::Done(outcome),
         }
     }
 }
 
-impl Drop for Running<'_> {
-    fn drop(&mut self) {
-        if !self.is_over {
-            let mut fx = Effects::default();
-            let runtime = self.caller.runtime;
-            (self.call).abandon(&runtime.kernel, Instant::now(), &mut fx);
-            runtime.carry_out_by(fx, self.deadline);
-        }
+pub(super) fn log_attempt(command: &Command) {
+    if let Some(id) = command.acquires() {
+        let lock = &command.lock;
+        logging::trace!(
+            name:% = lock, holder:% = id.as_str(); "acquire {lock} as {}", id.as_str()
+        );
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a guard holds: the lease of one name, or of a set of names.
+//! The lease that a guard holds: of one name, or of a set of names.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use crate::runtime::Runtime;
 use crate::set::lease::SetLease;
 use crate::token::FencingToken;
 
-/// What a guard holds.
+/// The lease that a guard holds.
 #[derive(Clone)]
 pub(crate) enum Hold {
     /// The token identifies this holder: local hand-offs give a lease several holders, one after
@@ -36,12 +36,26 @@ pub(crate) struct SetHold {
 }
 
 impl SetHold {
-    pub(crate) fn new(lease: Arc<SetLease>) -> Self {
+    pub(super) fn new(lease: Arc<SetLease>) -> Self {
         Self {
             ids: lease.holder_ids().into(),
             tokens: lease.tokens().into(),
             lease,
         }
+    }
+
+    /// The holder id of the first name. A set has a name.
+    pub(super) fn id(&self) -> &HolderId {
+        &self.ids[0]
+    }
+
+    /// The token of the first name.
+    pub(super) fn token(&self) -> FencingToken {
+        self.tokens[0]
+    }
+
+    pub(super) fn since(&self) -> Option<Instant> {
+        self.lease.since()
     }
 }
 
@@ -57,8 +71,7 @@ impl Hold {
     pub(crate) fn token(&self) -> FencingToken {
         match self {
             Self::One(_, token) => *token,
-            // A set has a name.
-            Self::Set(set) => set.tokens[0],
+            Self::Set(set) => set.token(),
         }
     }
 
@@ -66,7 +79,7 @@ impl Hold {
     pub(crate) fn id(&self) -> &HolderId {
         match self {
             Self::One(lease, _) => &lease.id,
-            Self::Set(set) => &set.ids[0],
+            Self::Set(set) => set.id(),
         }
     }
 
@@ -94,7 +107,7 @@ impl Hold {
     pub(crate) fn since(&self) -> Option<Instant> {
         match self {
             Self::One(lease, _) => lease.since(),
-            Self::Set(set) => set.lease.since(),
+            Self::Set(set) => set.since(),
         }
     }
 

@@ -8,6 +8,7 @@ pub(crate) mod list;
 pub(crate) mod query;
 pub(crate) mod release;
 pub(crate) mod renew;
+mod running;
 pub(crate) mod set;
 pub(crate) mod set_holding;
 pub(crate) mod shutdown;

@@ -2,18 +2,20 @@
 
 use std::sync::Arc;
 
-use crate::client::acquire::{Caller, WaitLimit};
+use crate::client::acquire::{Caller, WaitLimit, log_attempt};
 use crate::client::failure;
-use crate::clock::{Instant, nap};
+use crate::client::hold::SetHold;
+use crate::client::running::{self, Driven, Next};
+use crate::clock::Instant;
 use crate::config::Settings;
 use crate::error::Error;
+use crate::kernel::Kernel;
 use crate::kernel::command::Command;
 use crate::kernel::effects::Effects;
 use crate::kernel::waiter::Failure;
-use crate::logging;
+use crate::parker::Parker;
 use crate::runtime::Runtime;
 use crate::set::acquire::{SetAcquire, SetOutcome, SetStep, SetTerms};
-use crate::set::lease::SetLease;
 use crate::set::names::SetNames;
 use crate::taken::Taken;
 
@@ -24,7 +26,7 @@ pub(crate) fn acquire(
     names: &Arc<SetNames>,
     settings: &Settings,
     limit: WaitLimit,
-) -> Result<Result<Arc<SetLease>, Taken>, Error> {
+) -> Result<Result<SetHold, Taken>, Error> {
     let caller = Caller {
         runtime,
         locks: names.at_once(),
@@ -36,7 +38,7 @@ pub(crate) fn acquire(
     caller.check_process()?;
     let mut has_waited = false;
     let outcome = caller.run_set(names, &mut has_waited);
-    caller.count(&outcome, |lease| lease.since(), has_waited);
+    caller.count(&outcome, |hold| hold.since(), has_waited);
     outcome
 }
 
@@ -45,7 +47,7 @@ impl Caller<'_> {
         &self,
         names: &Arc<SetNames>,
         has_waited: &mut bool,
-    ) -> Result<Result<Arc<SetLease>, Taken>, Error> {
+    ) -> Result<Result<SetHold, Taken>, Error> {
         let runtime = self.runtime;
         names.check()?;
         for lock in names.at_once() {
@@ -64,23 +66,14 @@ impl Caller<'_> {
             holder: self.holder(&terms),
             by_engine: self.settings.cancel.is_some(),
         };
-        let mut call = RunningSet {
-            caller: self,
-            deadline,
-            call: SetAcquire::new(wants, self.start),
-            is_over: false,
-        };
-        let outcome = call.run();
-        *has_waited = call.call.has_waited();
-        drop(call);
+        let call = SetAcquire::new(wants, self.start);
+        let outcome;
+        (outcome, *has_waited) = running::run(self, call, deadline);
         match outcome {
             SetOutcome::Held(lease) => {
-                if let (Some(id), Some(token)) =
-                    (lease.holder_ids().first(), lease.tokens().first())
-                {
-                    self.log_granted(id, *token, &terms);
-                }
-                Ok(Ok(lease))
+                let hold = SetHold::new(lease);
+                self.log_granted(hold.id(), hold.token(), &terms);
+                Ok(Ok(hold))
             }
             SetOutcome::Refused(last) => self.refused(last.as_ref()),
             SetOutcome::Failed(why) => {
@@ -91,97 +84,79 @@ impl Caller<'_> {
     }
 }
 
-/// A call that runs. If its thread unwinds, what it has or gets is released by the engine.
-struct RunningSet<'a> {
-    caller: &'a Caller<'a>,
-    deadline: Instant,
-    call: SetAcquire,
-    is_over: bool,
+/// Commands of a set, and until when the thread waits for their replies.
+pub(super) enum SetCommands {
+    Acquire(Vec<Command>, Instant),
+    GiveBack(Vec<Command>, Instant),
 }
 
-impl RunningSet<'_> {
-    fn run(&mut self) -> SetOutcome {
-        let runtime = self.caller.runtime;
-        let mut fx = Effects::default();
-        let mut step = self.call.begin(&runtime.kernel, Instant::now(), &mut fx);
-        let mut has_logged = false;
-        loop {
-            if !has_logged && matches!(step, SetStep::Park(_)) && self.call.has_waited() {
-                has_logged = true;
-                self.caller.log_waiting();
-            }
-            self.is_over = matches!(step, SetStep::Done(_));
-            runtime.carry_out_by(std::mem::take(&mut fx), self.deadline);
-            step = match step {
-                SetStep::Done(outcome) => return outcome,
-                SetStep::Send(commands, until) => self.send(&commands, until, &mut fx),
-                SetStep::GiveBack(commands, until) => {
-                    let ends = runtime.send_all(&commands, until);
-                    (self.call).gave_back(ends, &runtime.kernel, Instant::now(), &mut fx)
-                }
-                // A call that must still log that it waits looks for that once a second.
-                SetStep::Park(until) if !has_logged => {
-                    let now = Instant::now();
-                    self.sleep(now.after(nap(now, until)), &mut fx)
-                }
-                SetStep::Park(until) => self.sleep(until, &mut fx),
-            };
-        }
+impl Driven for SetAcquire {
+    type Outcome = SetOutcome;
+    type Commands = SetCommands;
+
+    fn begin(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Next<Self> {
+        SetAcquire::begin(self, kernel, now, fx).into()
     }
 
-    /// Sends commands on this thread. If one gets no reply, its undo goes out behind them.
-    fn send(&mut self, commands: &[Command], until: Instant, fx: &mut Effects) -> SetStep {
-        let runtime = self.caller.runtime;
-        for command in commands {
-            if let Some(id) = command.acquires() {
-                let lock = &command.lock;
-                logging::trace!(
-                    name:% = lock, holder:% = id.as_str(); "acquire {lock} as {}", id.as_str()
-                );
+    /// If one of the acquiring commands gets no reply, the undos go out behind them.
+    fn send(&mut self, what: SetCommands, runtime: &Runtime, fx: &mut Effects) -> Next<Self> {
+        let kernel = &runtime.kernel;
+        let (commands, until) = match what {
+            SetCommands::Acquire(commands, until) => (commands, until),
+            SetCommands::GiveBack(commands, until) => {
+                let ends = runtime.send_all(&commands, until);
+                return self.gave_back(ends, kernel, Instant::now(), fx).into();
             }
-        }
-        let (kernel, call) = (&runtime.kernel, &mut self.call);
+        };
+        commands.iter().for_each(log_attempt);
         let mut step = None;
-        if let [command] = commands {
+        if let [command] = &*commands {
             runtime.acquire(command, until, &mut |end, sent| {
                 let times = [sent, Instant::now()];
-                step = Some(call.replied(vec![end], times, kernel, fx));
-                call.take_undos().pop()
+                step = Some(self.replied(vec![end], times, kernel, fx));
+                self.take_undos().pop()
             });
         } else {
-            runtime.acquire_all(commands, until, &mut |ends, sent| {
+            runtime.acquire_all(&commands, until, &mut |ends, sent| {
                 let times = [sent, Instant::now()];
-                step = Some(call.replied(ends, times, kernel, fx));
-                call.take_undos()
+                step = Some(self.replied(ends, times, kernel, fx));
+                self.take_undos()
             });
         }
-        step.expect("`Runtime::acquire_all` reports the ends of its commands once")
+        let step = step.expect("`Runtime::acquire_all` reports the ends of its commands once");
+        step.into()
     }
 
-    /// Sleeps until the call is woken or cancelled, and until then at most.
-    fn sleep(&mut self, until: Instant, fx: &mut Effects) -> SetStep {
-        let kernel = &self.caller.runtime.kernel;
-        let parker = (self.call.parker()).expect("a call sleeps only after `SetStep::Park`");
-        match &self.caller.settings.cancel {
-            Some(token) => token.park(parker, until),
-            None => parker.park(until),
-        }
-        if self.caller.is_cancelled() {
-            let now = Instant::now();
-            SetStep::Done((self.call).leave(Failure::Cancelled, kernel, now, fx))
-        } else {
-            self.call.woken(kernel, Instant::now(), fx)
-        }
+    fn parker(&self) -> Option<&Parker> {
+        SetAcquire::parker(self)
+    }
+
+    fn woken(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Next<Self> {
+        SetAcquire::woken(self, kernel, now, fx).into()
+    }
+
+    fn leave(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> SetOutcome {
+        SetAcquire::leave(self, Failure::Cancelled, kernel, now, fx)
+    }
+
+    fn abandon(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) {
+        SetAcquire::abandon(self, kernel, now, fx);
+    }
+
+    fn has_waited(&self) -> bool {
+        SetAcquire::has_waited(self)
     }
 }
 
-impl Drop for RunningSet<'_> {
-    fn drop(&mut self) {
-        if !self.is_over {
-            let mut fx = Effects::default();
-            let runtime = self.caller.runtime;
-            (self.call).abandon(&runtime.kernel, Instant::now(), &mut fx);
-            runtime.carry_out_by(fx, self.deadline);
+impl From<SetStep> for Next<SetAcquire> {
+    fn from(step: SetStep) -> Self {
+        match step {
+            SetStep::Send(commands, until) => Self::Send(SetCommands::Acquire(commands, until)),
+            SetStep::GiveBack(commands, until) => {
+                Self::Send(SetCommands::GiveBack(commands, until))
+            }
+            SetStep::Park(until) => Self::Park(until),
+            SetStep::Done(outcome) => Self::Done(outcome),
         }
     }
 }
