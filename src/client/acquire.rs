@@ -241,7 +241,7 @@ impl Driven for Call {
     type Commands = (Command, Instant);
 
     fn begin(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Next<Self> {
-        Call::begin(self, kernel, now, fx).into()
+        Self::begin(self, kernel, now, fx).into()
     }
 
     /// If no reply comes, the undo of the command goes out behind it.
@@ -267,19 +267,19 @@ impl Driven for Call {
     }
 
     fn woken(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Next<Self> {
-        Call::woken(self, kernel, now, fx).into()
+        Self::woken(self, kernel, now, fx).into()
     }
 
     fn leave(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Outcome {
-        Call::leave(self, kernel, Failure::Cancelled, now, fx)
+        Self::leave(self, kernel, Failure::Cancelled, now, fx)
     }
 
     fn abandon(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) {
-        Call::abandon(self, kernel, now, fx);
+        Self::abandon(self, kernel, now, fx);
     }
 
     fn has_waited(&self) -> bool {
-        Call::has_waited(self)
+        Self::has_waited(self)
     }
 }
 

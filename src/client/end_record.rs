@@ -1,4 +1,4 @@
-//! What is counted, logged and reported of a holding that ends.
+//! The record of a holding that ends: counters, log records, and the error of its holder.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -8,18 +8,51 @@ use crate::cause::Rounded;
 use crate::clock::Instant;
 use crate::error::{Cause, Error};
 use crate::holder_id::HolderId;
+use crate::kernel::held::HeldLease;
+use crate::kernel::unlock::Unlocked;
 use crate::logging;
 use crate::lost::Lost;
 use crate::protocol::primitive::Primitive;
 use crate::redis::IgnoredRelease;
 use crate::runtime::Runtime;
+use crate::set::lease::SetLease;
 use crate::token::FencingToken;
+
+/// The lease of a holding that ends: of a lock, or of a set.
+pub(super) trait EndedLease {
+    /// Returns whether the client renews it.
+    fn is_renewed(&self) -> bool;
+
+    /// Returns for how long a key may exist at `now` if no release arrives.
+    fn key_may_last_at(&self, now: Instant) -> Duration;
+}
+
+impl EndedLease for HeldLease {
+    fn is_renewed(&self) -> bool {
+        Self::is_renewed(self)
+    }
+
+    fn key_may_last_at(&self, now: Instant) -> Duration {
+        Self::key_may_last_at(self, now)
+    }
+}
+
+impl EndedLease for SetLease {
+    fn is_renewed(&self) -> bool {
+        Self::is_renewed(self)
+    }
+
+    fn key_may_last_at(&self, now: Instant) -> Duration {
+        Self::key_may_last_at(self, now)
+    }
+}
 
 /// A holding of a lock, or of the locks of a set.
 pub(super) struct EndRecord<'a> {
     pub(super) runtime: &'a Runtime,
+    pub(super) lease: &'a dyn EndedLease,
     pub(super) locks: &'a [Arc<dyn Primitive>],
-    /// What is held, for messages.
+    /// The names, for messages.
     pub(super) what: &'a dyn Display,
     pub(super) id: &'a HolderId,
     pub(super) token: FencingToken,
@@ -38,7 +71,7 @@ impl EndRecord<'_> {
     }
 
     /// Records a release that began at `start` and got no answer.
-    pub(super) fn note_ignored(&self, start: Instant, ignored: &IgnoredRelease) {
+    fn note_ignored(&self, start: Instant, ignored: &IgnoredRelease) {
         for lock in self.locks {
             (self.runtime.deployment).note_ignored_release(lock, start, ignored);
         }
@@ -61,7 +94,60 @@ impl EndRecord<'_> {
         self.runtime.deployment.unreachable(cause)
     }
 
-    pub(super) fn unexpected(&self) -> Error {
+    /// Notes a release by the engine that got no answer in time.
+    pub(super) fn note_unanswered<T>(&self, start: Instant, outcome: &Result<T, Error>) {
+        if let Err(Error::Unreachable { cause, .. }) = outcome {
+            let ignored = IgnoredRelease {
+                cause: cause.clone(),
+                was_refused: false,
+            };
+            self.note_ignored(start, &ignored);
+        }
+    }
+
+    /// The engine sends the release that began at `start`: an earlier one got no answer.
+    pub(super) fn left_to_the_engine(&self, start: Instant, cause: &Cause) -> Result<(), Error> {
+        self.count(true, start);
+        self.conclude(Unlocked::Unconfirmed, Some(self.sent_in_background(cause)))
+    }
+
+    /// Counts and logs the end of the releases that began at `start`, which found this.
+    pub(super) fn ended(
+        &self,
+        unlocked: Unlocked,
+        error: Option<Error>,
+        start: Instant,
+    ) -> Result<(), Error> {
+        let is_lost =
+            matches!(unlocked, Unlocked::Lost(_)) || matches!(error, Some(Error::WrongType { .. }));
+        self.count(!is_lost, start);
+        self.conclude(unlocked, error)
+    }
+
+    /// Logs the end of a release that found this, and returns the outcome for its holder.
+    pub(super) fn conclude(&self, unlocked: Unlocked, error: Option<Error>) -> Result<(), Error> {
+        match (unlocked, error) {
+            (Unlocked::Lost(lost), _) => Err(Error::Lost(lost)),
+            (_, Some(error)) => {
+                self.log("release to be repeated", Some(&error));
+                Err(error)
+            }
+            (Unlocked::Unconfirmed, None) => Err(self.unexpected()),
+            (Unlocked::Released, None) => {
+                self.log("released", None);
+                Ok(())
+            }
+        }
+    }
+
+    /// The lease was lost before the holding ended at `now`.
+    pub(super) fn was_lost(&self, lost: Lost, now: Instant) -> Result<(), Error> {
+        self.count(false, now);
+        self.log_lost(lost);
+        Err(Error::Lost(lost))
+    }
+
+    fn unexpected(&self) -> Error {
         let cause = Cause::text("unexpected reply to the release script");
         self.runtime.deployment.unreachable(cause)
     }
@@ -73,17 +159,11 @@ impl EndRecord<'_> {
         }
     }
 
-    /// Logs how the holding ended. `may_last` returns for how long a key may exist if no release
-    /// arrives.
-    pub(super) fn log(
-        &self,
-        outcome: &str,
-        error: Option<&Error>,
-        may_last: impl FnOnce(Instant) -> Duration,
-    ) {
+    /// Logs how the holding ended.
+    pub(super) fn log(&self, outcome: &str, error: Option<&Error>) {
         let (what, short) = (self.what, self.id.short());
         let why = error.map_or_else(String::new, |error| {
-            let may_last = Rounded(may_last(Instant::now()));
+            let may_last = Rounded(self.lease.key_may_last_at(Instant::now()));
             format!(": {error}; without a release the key may stay for {may_last}")
         });
         logging::record!(
@@ -94,10 +174,10 @@ impl EndRecord<'_> {
         );
     }
 
-    pub(super) fn log_lost(&self, lost: Lost, is_renewed: bool) {
+    fn log_lost(&self, lost: Lost) {
         let what = self.what;
         let why = match lost {
-            Lost::Expired if is_renewed => {
+            Lost::Expired if self.lease.is_renewed() => {
                 " (no renewal reached Redis in time, or this process stood still)"
             }
             Lost::Expired => " (it was not renewed: auto_renew is off)",

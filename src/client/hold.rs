@@ -8,7 +8,8 @@ use crossbeam_channel::Receiver;
 use crate::client::renew::{Holding, check_held};
 use crate::client::set_holding::SetHolding;
 use crate::clock::Instant;
-use crate::error::Error;
+use crate::config::{SHORTEST_TTL, check_ttl};
+use crate::error::{Cause, Error};
 use crate::holder_id::HolderId;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{LeaseStatus, Wanted};
@@ -159,26 +160,59 @@ impl AnyHolding<'_> {
 
     /// Renews it by `until`.
     pub(crate) fn renew(self, until: Instant) -> Result<(), Error> {
-        match self {
-            Self::One(one) => one.operate(Wanted::Renew, until),
-            Self::Set(set) => set.operate(&Wanted::Renew, until),
-        }
+        self.operate(Wanted::Renew, until)
     }
 
     /// Sets another ttl, which can be shorter.
     pub(crate) fn set_ttl(self, ttl: Duration) -> Result<(), Error> {
+        check_ttl(ttl)?;
+        let until = Instant::now().after(self.runtime().deployment.command_timeout());
+        self.operate(Wanted::SetTtl(ttl), until)
+    }
+
+    fn operate(self, what: Wanted, until: Instant) -> Result<(), Error> {
         match self {
-            Self::One(one) => one.set_ttl(ttl),
-            Self::Set(set) => set.set_ttl(ttl),
+            Self::One(one) => one.operate(what, until),
+            Self::Set(set) => set.operate(&what, until),
+        }
+    }
+
+    fn runtime(&self) -> &Runtime {
+        match self {
+            Self::One(one) => one.runtime,
+            Self::Set(set) => set.runtime,
         }
     }
 
     /// Ends the holding, and leaves the keys to expire without renewals, at `end` or later.
+    ///
+    /// The holding goes on if `end` is too far away for a ttl, or the lease was found lost.
     pub(crate) fn keep_until(self, end: Instant) -> Result<(), Error> {
-        match self {
-            Self::One(one) => one.keep_until(end),
-            Self::Set(set) => set.keep_until(end),
+        let left = ttl_until(self.runtime(), end);
+        let mut outcome = self.set_ttl(left);
+        if let Err(Error::Config(_) | Error::Lost(_)) = outcome {
+            return outcome;
         }
+        let may_be_shortened = match self {
+            Self::One(one) => one.lease.may_be_shortened(left),
+            Self::Set(set) => set.lease.may_be_shortened(left),
+        };
+        if outcome.is_ok() && may_be_shortened {
+            outcome = Err(self.runtime().deployment.unreachable(Cause::text(
+                "an earlier change of this ttl is still without a reply, and may run later",
+            )));
+        }
+        let now = Instant::now();
+        let (record, status) = match self {
+            Self::One(one) => one.keep(now),
+            Self::Set(set) => set.keep(now),
+        };
+        if let Some(LeaseStatus::Lost(lost)) = status {
+            return record.was_lost(lost, now);
+        }
+        record.count(true, now);
+        record.log("kept until it expires", outcome.as_ref().err());
+        outcome
     }
 
     /// Ends the holding at `now`, by `deadline`.
@@ -188,4 +222,17 @@ impl AnyHolding<'_> {
             Self::Set(set) => set.release(now, deadline),
         }
     }
+}
+
+/// Returns the ttl of a key that must not expire before `end`.
+fn ttl_until(runtime: &Runtime, end: Instant) -> Duration {
+    // Redis counts whole milliseconds: rounded up, the key does not expire before `end`.
+    let left = match end {
+        // The time was too long for a sum of instants: it is too long for a ttl, too.
+        Instant::NEVER => Duration::MAX,
+        end => (Instant::now().until(end)).saturating_add(Duration::from_millis(1)),
+    };
+    // The lease must not end before the reply arrives, which would look like a loss.
+    let reply = runtime.deployment.command_timeout().saturating_mul(2);
+    left.max(reply).max(SHORTEST_TTL)
 }

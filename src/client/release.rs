@@ -2,20 +2,17 @@
 
 use std::slice;
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::client::end_record::EndRecord;
 use crate::client::renew::Holding;
 use crate::clock::{Instant, sleep};
-use crate::config::SHORTEST_TTL;
-use crate::error::{Cause, Error};
+use crate::error::Error;
 use crate::kernel::command::Command;
 use crate::kernel::effects::Effects;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{LeaseStatus, OperationCell};
 use crate::kernel::release_tries::{NextTry, ReleaseTries};
 use crate::kernel::unlock::{Unlock, Unlocked};
-use crate::lost::Lost;
 use crate::protocol::answer::Answer;
 use crate::redis::{Fault, IgnoredRelease};
 use crate::runtime::Runtime;
@@ -27,7 +24,7 @@ struct Ending<'a> {
     deadline: Instant,
 }
 
-impl Holding<'_> {
+impl<'a> Holding<'a> {
     /// Ends the holding at `now`: hands the lease off, or releases it by `deadline`.
     ///
     /// The first waiter of this client gets a hand-off. If no reply arrives in time, the release is
@@ -35,23 +32,11 @@ impl Holding<'_> {
     pub(crate) fn release(self, now: Instant, deadline: Instant) -> Result<(), Error> {
         let ending = Ending::new(self, deadline);
         match ending.begin(now) {
-            Unlock::HandedOff => {
-                ending.count(true, now);
-                ending.log("handed off", None);
-                Ok(())
-            }
-            Unlock::Lingers => {
-                ending.count(true, now);
-                ending.log("lingering", None);
-                Ok(())
-            }
+            Unlock::HandedOff => ending.without_release("handed off", now),
+            Unlock::Lingers => ending.without_release("lingering", now),
             Unlock::Send(command) => ending.send(&command, now),
             Unlock::Wait(cell) => ending.wait(&cell, now),
-            Unlock::AlreadyLost(lost) => {
-                ending.count(false, now);
-                ending.log_lost(lost);
-                Err(Error::Lost(lost))
-            }
+            Unlock::AlreadyLost(lost) => ending.record.was_lost(lost, now),
             // This holder has ended it before.
             Unlock::RenewFirst(_) | Unlock::Over => match self.status() {
                 LeaseStatus::Lost(lost) => Err(Error::Lost(lost)),
@@ -60,50 +45,29 @@ impl Holding<'_> {
         }
     }
 
-    /// Ends the holding, and leaves the key to expire without renewals, at `end` or later.
-    ///
-    /// The holding goes on if `end` is too far away for a ttl, or the lease was found lost.
-    pub(crate) fn keep_until(self, end: Instant) -> Result<(), Error> {
-        let left = ttl_until(self.runtime, end);
-        let mut outcome = self.set_ttl(left);
-        if let Err(Error::Config(_) | Error::Lost(_)) = outcome {
-            return outcome;
-        }
-        if outcome.is_ok() && self.lease.may_be_shortened(left) {
-            outcome = Err(may_be_shortened(self.runtime));
-        }
-        let (lease, token, now) = (self.lease, self.token, Instant::now());
-        let ending = Ending::new(self, now);
+    /// Ends the holding at `now`, and leaves the key to expire. Also returns the status before;
+    /// `None` if this holder has ended it before.
+    pub(super) fn keep(self, now: Instant) -> (EndRecord<'a>, Option<LeaseStatus>) {
+        let record = self.record();
+        let (lease, token) = (self.lease, self.token);
         let status = (self.runtime).decide(|kernel, fx| kernel.keep(lease, token, now, fx));
-        if let Some(LeaseStatus::Lost(lost)) = status {
-            ending.count(false, now);
-            ending.log_lost(lost);
-            return Err(Error::Lost(lost));
-        }
-        ending.count(true, now);
-        ending.log("kept until it expires", outcome.as_ref().err());
-        outcome
+        (record, status)
     }
-}
 
-/// Returns the ttl of a key that must not expire before `end`.
-pub(super) fn ttl_until(runtime: &Runtime, end: Instant) -> Duration {
-    // Redis counts whole milliseconds: rounded up, the key does not expire before `end`.
-    let left = match end {
-        // The time was too long for a sum of instants: it is too long for a ttl, too.
-        Instant::NEVER => Duration::MAX,
-        end => (Instant::now().until(end)).saturating_add(Duration::from_millis(1)),
-    };
-    // The lease must not end before the reply arrives, which would look like a loss.
-    let reply = runtime.deployment.command_timeout().saturating_mul(2);
-    left.max(reply).max(SHORTEST_TTL)
-}
-
-/// Returns the error of a change of a ttl beside a shorter one that may run later.
-pub(super) fn may_be_shortened(runtime: &Runtime) -> Error {
-    runtime.deployment.unreachable(Cause::text(
-        "an earlier change of this ttl is still without a reply, and may run later",
-    ))
+    fn record(self) -> EndRecord<'a> {
+        let lease = self.lease;
+        EndRecord {
+            runtime: self.runtime,
+            lease: &**lease,
+            locks: slice::from_ref(&lease.lock),
+            what: &lease.lock,
+            id: &lease.id,
+            token: self.token,
+            since: lease.since(),
+            trace_id: lease.trace_id(),
+            ttl_ms: lease.ttl_ms(),
+        }
+    }
 }
 
 /// Ends a lease that lingered, whose release has begun.
@@ -140,17 +104,7 @@ pub(crate) fn release_lingering(runtime: &Runtime) -> Result<(), Error> {
 
 impl<'a> Ending<'a> {
     fn new(of: Holding<'a>, deadline: Instant) -> Self {
-        let lease = of.lease;
-        let record = EndRecord {
-            runtime: of.runtime,
-            locks: slice::from_ref(&lease.lock),
-            what: &lease.lock,
-            id: &lease.id,
-            token: of.token,
-            since: lease.since(),
-            trace_id: lease.trace_id(),
-            ttl_ms: lease.ttl_ms(),
-        };
+        let record = of.record();
         Self {
             of,
             record,
@@ -188,10 +142,7 @@ impl<'a> Ending<'a> {
         if let Some(ignored) = ignored.filter(|ignored| !ignored.was_refused) {
             let end = Err(Fault::NotRun(ignored.cause.clone()));
             self.unlocked(end, false);
-            self.count(true, start);
-            let error = self.record.sent_in_background(&ignored.cause);
-            self.log("release to be repeated", Some(&error));
-            return Err(error);
+            return self.record.left_to_the_engine(start, &ignored.cause);
         }
         let (end, may_have_run, failure) = self.send_until_answered(command, tries_once);
         let error = match (&end, failure) {
@@ -200,21 +151,7 @@ impl<'a> Ending<'a> {
             (Err(fault), None) => Some(self.of.runtime.deployment.error(fault.clone())),
         };
         let unlocked = self.unlocked(end, may_have_run);
-        let is_lost =
-            matches!(unlocked, Unlocked::Lost(_)) || matches!(error, Some(Error::WrongType { .. }));
-        self.count(!is_lost, start);
-        match (unlocked, error) {
-            (Unlocked::Lost(lost), _) => Err(Error::Lost(lost)),
-            (_, Some(error)) => {
-                self.log("release to be repeated", Some(&error));
-                Err(error)
-            }
-            (Unlocked::Unconfirmed, None) => Err(self.record.unexpected()),
-            (Unlocked::Released, None) => {
-                self.log("released", None);
-                Ok(())
-            }
-        }
+        self.record.ended(unlocked, error, start)
     }
 
     /// Returns the last end of the command, whether an earlier try may have run, and why the
@@ -259,41 +196,22 @@ impl<'a> Ending<'a> {
             Some(ignored) => Err(self.record.sent_in_background(&ignored.cause)),
             None => self.of.wait_for(cell, self.deadline),
         };
-        if let Err(Error::Unreachable { cause, .. }) = &outcome {
-            let ignored = IgnoredRelease {
-                cause: cause.clone(),
-                was_refused: false,
-            };
-            self.record.note_ignored(start, &ignored);
-        }
-        let lost = match self.of.status() {
-            LeaseStatus::Lost(lost) => Some(lost),
-            LeaseStatus::Held(_) | LeaseStatus::InDoubt | LeaseStatus::Released => None,
+        self.record.note_unanswered(start, &outcome);
+        let unlocked = match self.of.status() {
+            LeaseStatus::Lost(lost) => Unlocked::Lost(lost),
+            LeaseStatus::Held(_) | LeaseStatus::InDoubt | LeaseStatus::Released => {
+                Unlocked::Released
+            }
         };
-        self.count(lost.is_none(), start);
-        match (lost, outcome) {
-            (Some(lost), _) => Err(Error::Lost(lost)),
-            (None, Ok(())) => {
-                self.log("released", None);
-                Ok(())
-            }
-            (None, Err(error)) => {
-                self.log("release to be repeated", Some(&error));
-                Err(error)
-            }
-        }
+        let is_lost = matches!(unlocked, Unlocked::Lost(_));
+        self.record.count(!is_lost, start);
+        self.record.conclude(unlocked, outcome.err())
     }
 
-    fn count(&self, in_time: bool, now: Instant) {
-        self.record.count(in_time, now);
-    }
-
-    fn log(&self, outcome: &str, error: Option<&Error>) {
-        let may_last = |now| self.of.lease.key_may_last_at(now);
-        self.record.log(outcome, error, may_last);
-    }
-
-    fn log_lost(&self, lost: Lost) {
-        self.record.log_lost(lost, self.of.lease.is_renewed());
+    /// The lease goes on without this holder.
+    fn without_release(&self, outcome: &str, now: Instant) -> Result<(), Error> {
+        self.record.count(true, now);
+        self.record.log(outcome, None);
+        Ok(())
     }
 }

@@ -1,20 +1,20 @@
 //! What the holder of a lease asks the engine for: a renewal, another ttl, or to become a reader.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use crossbeam_channel::Receiver;
 
 use crate::client::failure;
 use crate::clock::{Instant, nap, wall_at_start};
-use crate::config::check_ttl;
 use crate::error::{Cause, Error};
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{LeaseStatus, OperationCell, Wanted};
 use crate::kernel::waiter::Failure;
 use crate::lost::Lost;
+use crate::parker::Parker;
 use crate::protocol::primitive::Primitive;
 use crate::runtime::Runtime;
+use crate::set::operation::SetOperation;
 use crate::token::FencingToken;
 
 /// A lease, and the token of one of its holders.
@@ -26,13 +26,6 @@ pub(crate) struct Holding<'a> {
 }
 
 impl Holding<'_> {
-    /// Sets another ttl, which can be shorter.
-    pub(crate) fn set_ttl(self, ttl: Duration) -> Result<(), Error> {
-        check_ttl(ttl)?;
-        let until = Instant::now().after(self.runtime.deployment.command_timeout());
-        self.operate(Wanted::SetTtl(ttl), until)
-    }
-
     /// Makes the lease of a writer that of a reader. Returns within the command timeout.
     ///
     /// The holder counts as a reader from before the command is sent: if no reply arrives, the
@@ -81,23 +74,74 @@ impl Holding<'_> {
 
     /// Waits for the end of an operation of the lease, until `until` at most.
     pub(super) fn wait_for(self, cell: &Arc<OperationCell>, until: Instant) -> Result<(), Error> {
-        let error = |why, now| failure::error(self.runtime, &*self.lease.lock, why, now);
-        let start = Instant::now();
-        loop {
-            let now = Instant::now();
-            if let Some(result) = cell.result.lock().take() {
-                return result.map_err(|why| error(why, now));
-            }
-            if now >= until {
-                self.lease.cancel(cell);
-                let why = Failure::Unreachable {
-                    since: Some(start),
-                    cause: Some(Cause::no_reply(start.until(now))),
-                };
-                return Err(error(why, now));
-            }
-            cell.parker.park(now.after(nap(now, until)));
+        let pending = (self.lease, cell);
+        wait_for(self.runtime, &*self.lease.lock, &pending, until)
+    }
+}
+
+/// An operation that the engine sends: of a lease, or of each part of a set.
+pub(super) trait Pending {
+    /// Returns the result once there is one.
+    fn result(&self) -> Option<Result<(), Failure>>;
+
+    /// The parker of the caller until it looks at the result again.
+    fn parker(&self) -> &Parker;
+
+    /// The caller waits no more.
+    fn cancel(&self);
+}
+
+impl Pending for (&Arc<HeldLease>, &Arc<OperationCell>) {
+    fn result(&self) -> Option<Result<(), Failure>> {
+        self.1.result.lock().take()
+    }
+
+    fn parker(&self) -> &Parker {
+        &self.1.parker
+    }
+
+    fn cancel(&self) {
+        self.0.cancel(self.1);
+    }
+}
+
+impl Pending for SetOperation {
+    fn result(&self) -> Option<Result<(), Failure>> {
+        Self::result(self)
+    }
+
+    fn parker(&self) -> &Parker {
+        Self::parker(self)
+    }
+
+    fn cancel(&self) {
+        Self::cancel(self);
+    }
+}
+
+/// Waits for the end of an operation of `lock`, until `until` at most.
+pub(super) fn wait_for(
+    runtime: &Runtime,
+    lock: &dyn Primitive,
+    pending: &impl Pending,
+    until: Instant,
+) -> Result<(), Error> {
+    let error = |why, now| failure::error(runtime, lock, why, now);
+    let start = Instant::now();
+    loop {
+        let now = Instant::now();
+        if let Some(result) = pending.result() {
+            return result.map_err(|why| error(why, now));
         }
+        if now >= until {
+            pending.cancel();
+            let why = Failure::Unreachable {
+                since: Some(start),
+                cause: Some(Cause::no_reply(start.until(now))),
+            };
+            return Err(error(why, now));
+        }
+        pending.parker().park(now.after(nap(now, until)));
     }
 }
 

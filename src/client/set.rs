@@ -95,7 +95,7 @@ impl Driven for SetAcquire {
     type Commands = SetCommands;
 
     fn begin(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Next<Self> {
-        SetAcquire::begin(self, kernel, now, fx).into()
+        Self::begin(self, kernel, now, fx).into()
     }
 
     /// If one of the acquiring commands gets no reply, the undos go out behind them.
@@ -128,23 +128,23 @@ impl Driven for SetAcquire {
     }
 
     fn parker(&self) -> Option<&Parker> {
-        SetAcquire::parker(self)
+        Self::parker(self)
     }
 
     fn woken(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Next<Self> {
-        SetAcquire::woken(self, kernel, now, fx).into()
+        Self::woken(self, kernel, now, fx).into()
     }
 
     fn leave(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> SetOutcome {
-        SetAcquire::leave(self, Failure::Cancelled, kernel, now, fx)
+        Self::leave(self, Failure::Cancelled, kernel, now, fx)
     }
 
     fn abandon(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) {
-        SetAcquire::abandon(self, kernel, now, fx);
+        Self::abandon(self, kernel, now, fx);
     }
 
     fn has_waited(&self) -> bool {
-        SetAcquire::has_waited(self)
+        Self::has_waited(self)
     }
 }
 

@@ -14,6 +14,7 @@ use crate::lost::Lost;
 use crate::protocol::answer::Answer;
 use crate::set::lease::{PartLease, SetLease};
 use crate::set::operation::{PartCell, SetOperation};
+use crate::set::tries::SetEnd;
 
 /// How a set is unlocked.
 #[derive(Debug)]
@@ -25,14 +26,6 @@ pub(crate) enum SetUnlock {
     AlreadyLost(Lost),
     /// It was unlocked before.
     Over,
-}
-
-/// The end of the release of a part.
-#[derive(Debug)]
-pub(crate) struct SetEnd {
-    pub(crate) end: Result<Answer, Fault>,
-    /// An earlier try got no reply.
-    pub(crate) may_have_run: bool,
 }
 
 impl SetLease {
@@ -107,10 +100,7 @@ impl SetLease {
         now: Instant,
         fx: &mut Effects,
     ) {
-        let ends = ends.into_iter().map(|end| SetEnd {
-            end,
-            may_have_run: false,
-        });
+        let ends = ends.into_iter().map(SetEnd::of);
         self.released(commands, ends.collect(), kernel, now, fx);
         // Whoever has them drops them outside of all locks.
         drop(self.take(0..));

@@ -21,4 +21,5 @@ pub(crate) mod names;
 pub(crate) mod operation;
 #[cfg(all(test, sim))]
 mod tests;
+pub(crate) mod tries;
 mod watching;

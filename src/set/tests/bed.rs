@@ -26,9 +26,10 @@ use crate::protocol::answer::Answer;
 use crate::protocol::keys::Layout;
 use crate::protocol::primitive::Reached;
 use crate::set::acquire::{SetAcquire, SetOutcome, SetStep, SetTerms};
-use crate::set::holder::{SetEnd, SetUnlock};
+use crate::set::holder::SetUnlock;
 use crate::set::lease::SetLease;
 use crate::set::names::SetNames;
+use crate::set::tries::SetEnd;
 use crate::testing::scripted::Scripted;
 
 pub(super) const NAMES: [&str; 3] = ["a", "b", "c"];
@@ -265,10 +266,7 @@ impl Bed {
         let commands = self.begin_unlock(lease);
         let ends = self.run_all(&commands);
         let mut fx = Effects::default();
-        let ends = ends.into_iter().map(|end| SetEnd {
-            end,
-            may_have_run: false,
-        });
+        let ends = ends.into_iter().map(SetEnd::of);
         let unlocked = lease.unlocked(&commands, ends.collect(), &self.kernel, self.at(), &mut fx);
         self.carry_out(fx);
         unlocked

@@ -11,15 +11,16 @@ use super::{
 use crate::holder_id::HolderId;
 use crate::kernel::command::Command;
 use crate::kernel::lease::LeaseStatus;
-use crate::kernel::release_tries::{NextTry, ReleaseTries};
+use crate::kernel::release_tries::NextTry;
 use crate::kernel::waiter::Wait;
 use crate::lost::Lost;
 use crate::parker::Parker;
 use crate::protocol::answer::Answer;
 use crate::set::acquire::{SetAcquire, SetOutcome, SetStep, SetTerms};
-use crate::set::holder::{SetEnd, SetUnlock};
+use crate::set::holder::SetUnlock;
 use crate::set::lease::SetLease;
 use crate::set::operation::SetOperation;
+use crate::set::tries::SetTries;
 use crate::sim::check::outcomes::Ended;
 
 /// A thread whose call for a set goes on.
@@ -41,14 +42,10 @@ enum Is {
 /// A thread that releases a set.
 pub(super) struct SetRelease {
     pub(super) lease: Arc<SetLease>,
-    commands: Vec<Command>,
-    /// The end of each command in its last try; `None` if it must be sent.
-    ends: Vec<Option<Result<Answer, fault::Fault>>>,
-    may_have_run: Vec<bool>,
     is_sent: bool,
     retry_at: Time,
     deadline: Time,
-    tries: ReleaseTries,
+    tries: SetTries,
 }
 
 impl SetThread {
@@ -65,7 +62,7 @@ impl SetThread {
 impl SetRelease {
     /// Returns whether it releases the lease with this id.
     pub(super) fn is_of(&self, id: &str) -> bool {
-        let mut ids = self.commands.iter().filter_map(Command::releases);
+        let mut ids = self.tries.commands().iter().filter_map(Command::releases);
         ids.any(|it| it.as_str() == id)
     }
 }
@@ -431,20 +428,17 @@ impl World {
         self.after_kernel(client, &mut fx)?;
         self.note_ending(&lease);
         let deadline = self.now + COMMAND_TIMEOUT;
-        let tries = ReleaseTries::new(self.clocks[client].at(deadline), false);
+        let tries_by = self.clocks[client].at(deadline);
         let caller = &mut self.clients[client].callers[thread];
         caller.todo.push_back(Todo::Effects(fx));
         match unlock {
             SetUnlock::Send(commands) => {
                 caller.state = State::ReleasingSet(Box::new(SetRelease {
                     lease,
-                    ends: commands.iter().map(|_| None).collect(),
-                    may_have_run: vec![false; commands.len()],
-                    commands,
                     is_sent: false,
                     retry_at: 0,
                     deadline,
-                    tries,
+                    tries: SetTries::new(commands, tries_by, false),
                 }));
                 self.stop_if_due(client, actor);
             }
@@ -479,9 +473,7 @@ impl World {
                 self.timer(client, actor, release.retry_at);
                 release.is_sent = false;
             } else {
-                let left = release.commands.iter().zip(&release.ends);
-                let left = left.filter(|(_, end)| end.is_none());
-                let left = left.map(|(command, _)| command.clone()).collect();
+                let left = release.tries.open().into_owned();
                 let by = release.deadline.max(self.now + 1);
                 self.write_all(client, thread, left, by);
             }
@@ -494,8 +486,9 @@ impl World {
         };
         let is_closed = self.clients[client].kernel.is_closed();
         let now = self.clocks[client].at(self.now);
-        let next = release.tried(batch, is_closed, now);
-        if release.ends.iter().flatten().any(Result::is_err)
+        let (_, ends) = batch.ended();
+        let next = release.tries.ended(ends, "redis", is_closed, now);
+        if release.tries.fault().is_some()
             && let Some(n) = self.clients[client].callers[thread].conn.take()
         {
             self.close(n);
@@ -513,11 +506,10 @@ impl World {
     fn released_set(&mut self, client: usize, thread: usize, release: SetRelease) -> Checked {
         let kernel = Arc::clone(&self.clients[client].kernel);
         let now = self.clocks[client].at(self.now);
-        let ends = release.ends.into_iter().flatten().zip(release.may_have_run);
-        let ends = ends.map(|(end, may_have_run)| SetEnd { end, may_have_run });
+        let (commands, ends) = release.tries.into_ends();
         let lease = &release.lease;
         let mut fx = Effects::default();
-        let unlocked = lease.unlocked(&release.commands, ends.collect(), &kernel, now, &mut fx);
+        let unlocked = lease.unlocked(&commands, ends, &kernel, now, &mut fx);
         self.say(|| format!("c{client}.{thread} released a set: {unlocked:?}"));
         self.after_kernel(client, &mut fx)?;
         self.left_set(client, thread, lease, unlocked, fx);
@@ -544,34 +536,4 @@ impl World {
         self.idle(client, thread);
         self.go_on(client, Actor::Caller(thread));
     }
-}
-
-impl SetRelease {
-    /// Records the ends of a try. Those that are tried again have none any more.
-    fn tried(&mut self, batch: Batch, is_closed: bool, now: Instant) -> NextTry {
-        let (_, ends) = batch.ended();
-        let open = (0..self.ends.len()).filter(|n| self.ends[*n].is_none());
-        let mut worst = None;
-        for (n, end) in open.collect::<Vec<_>>().into_iter().zip(ends) {
-            self.may_have_run[n] |= matches!(end, Err(fault::Fault::Unknown(_)));
-            if may_pass(&end) {
-                worst.get_or_insert(n);
-            }
-            self.ends[n] = Some(end);
-        }
-        let end = worst.and_then(|n| self.ends[n].as_ref());
-        let next = end.map(|end| self.tries.ended(end, "redis", is_closed, now));
-        if let Some(NextTry::Again(_)) = next {
-            for slot in &mut self.ends {
-                slot.take_if(|end| may_pass(end));
-            }
-        }
-        next.unwrap_or(NextTry::Over)
-    }
-}
-
-/// Returns whether a release that ended so is tried again.
-fn may_pass(end: &Result<Answer, fault::Fault>) -> bool {
-    use fault::Fault::{NotReplicated, Rejected};
-    !matches!(end, Ok(_) | Err(NotReplicated(_) | Rejected(_)))
 }
