@@ -4,7 +4,7 @@ use redis::RedisResult;
 
 use crate::cause::WAIT;
 use crate::clock::Instant;
-use crate::error::{Cause, Error};
+use crate::error::Error;
 use crate::error_reply::meaning;
 use crate::kernel::fault::Fault;
 use crate::protocol::answer::Answer;
@@ -38,12 +38,8 @@ impl Server {
         unanswered: Option<Unanswered<'_, '_>>,
     ) -> Result<(Answer, Instant), NodeFault> {
         let is_write = call.verb.writes();
-        let _admission = if call.verb.is_stopped_by_breaker() {
-            self.check_one()?;
-            Some(self.health.admit(self.label())?)
-        } else {
-            None
-        };
+        let is_stopped = call.verb.is_stopped_by_breaker();
+        let _admission = is_stopped.then(|| self.admit_stopped()).transpose()?;
         // WAIT must follow on the call's own connection, and ASKING must directly precede the call.
         // Other calls must not wait behind a long reply.
         let may_combine = call.replicas.is_none() && !call.asking && !call.verb.lists_holders();
@@ -55,13 +51,7 @@ impl Server {
                 None => {}
             }
         }
-        let mut pooled = self.acquire_connection(until, cap_rule, is_write)?;
-        let sent = Instant::now();
-        if sent >= until {
-            // A reply could not come in time: the call would only leave something to undo.
-            self.pool.pass_on(pooled);
-            return Err(Fault::NotRun(Cause::silence("no time was left to ask")).into());
-        }
+        let (mut pooled, sent) = self.connection_before(until, cap_rule, is_write)?;
         let first = ScriptForm::Digest;
         let mut answer = self.run(&mut pooled, &call, first, sent, until);
         if let Ok((reply, _)) = &answer

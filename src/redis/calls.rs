@@ -5,7 +5,7 @@ use std::sync::Arc;
 use redis::RedisResult;
 
 use crate::clock::Instant;
-use crate::error::{Cause, Error};
+use crate::error::Error;
 use crate::kernel::fault::Fault;
 use crate::protocol::answer::Answer;
 use crate::protocol::script::{Call, ScriptForm, pack_wait};
@@ -24,12 +24,12 @@ pub(crate) type Ends<F> = Vec<Result<Answer, F>>;
 /// Writes an undo behind calls that got no reply.
 pub(crate) type WriteUndo<'a> = &'a mut dyn FnMut(Call<'_>);
 
-/// What several calls end with: their ends in order, the instant before they were sent, and what
-/// writes an undo behind them if the connection has ended without all replies.
+/// Takes the ends of several calls in their order, and the instant before they were sent. If the
+/// connection has ended without all replies, it can also write an undo behind them.
 pub(crate) type Ended<'a> = &'a mut dyn FnMut(Ends<Fault>, Instant, Option<WriteUndo<'_>>);
 
-/// What follows when calls got no reply: it is passed all ends and the instant before the calls
-/// were sent, and passes on the undos to be written behind them.
+/// Decides on undos if calls got no reply: it takes all ends and the instant before the calls were
+/// sent, and passes on the undos to be written behind them.
 type Unanswered<'a> = &'a mut dyn FnMut(Ends<NodeFault>, Instant, WriteUndo<'_>);
 
 impl Server {
@@ -47,19 +47,9 @@ impl Server {
         unanswered: Option<Unanswered<'_>>,
     ) -> Result<(Ends<NodeFault>, Instant), Fault> {
         let is_write = calls.iter().any(|call| call.verb.writes());
-        let _admission = if calls.iter().any(|call| call.verb.is_stopped_by_breaker()) {
-            self.check_one()?;
-            Some(self.health.admit(self.label())?)
-        } else {
-            None
-        };
-        let mut pooled = self.acquire_connection(until, cap_rule, is_write)?;
-        let sent = Instant::now();
-        if sent >= until {
-            // A reply could not come in time: the calls would only leave something to undo.
-            self.pool.pass_on(pooled);
-            return Err(Fault::NotRun(Cause::silence("no time was left to ask")));
-        }
+        let is_stopped = calls.iter().any(|call| call.verb.is_stopped_by_breaker());
+        let _admission = is_stopped.then(|| self.admit_stopped()).transpose()?;
+        let (mut pooled, sent) = self.connection_before(until, cap_rule, is_write)?;
         let mut ends = Vec::with_capacity(calls.len());
         let result = self.write_and_read(pooled.connection(), calls, until, &mut ends);
         let Err(error) = result else {

@@ -19,7 +19,7 @@ use crate::redis::conn::connector::Connector;
 use crate::redis::conn::dial::ConnectError;
 use crate::redis::conn::pool::{Pool, PooledConnection};
 use crate::redis::fault::NodeFault;
-use crate::redis::health::ServerHealth;
+use crate::redis::health::{Admission, ServerHealth};
 use crate::stats::Histogram;
 use crate::sync::Mutex;
 use crate::violation::Violation;
@@ -140,6 +140,23 @@ impl Server {
             .map_err(|refusal| self.not_connected(refusal, asked, until, is_write))
     }
 
+    /// Returns a connection, and the instant before a call is sent on it. Returns a fault if no
+    /// reply could come in time: the call would only leave something to undo.
+    pub(super) fn connection_before(
+        &self,
+        until: Instant,
+        cap_rule: Cap,
+        is_write: bool,
+    ) -> Result<(PooledConnection<'_>, Instant), Fault> {
+        let pooled = self.acquire_connection(until, cap_rule, is_write)?;
+        let sent = Instant::now();
+        if sent >= until {
+            self.pool.pass_on(pooled);
+            return Err(Fault::NotRun(Cause::silence("no time was left to ask")));
+        }
+        Ok((pooled, sent))
+    }
+
     /// Returns why a call that wanted a connection from `asked` until `until` did not get one.
     pub(super) fn not_connected(
         &self,
@@ -247,6 +264,13 @@ impl Server {
             );
         }
         self.pool.connector.failed();
+    }
+
+    /// Admits a call that the breaker stops until the admission is dropped. Returns a fault while
+    /// the breaker is open, or while calls may not lock.
+    pub(super) fn admit_stopped(&self) -> Result<Admission<'_>, Fault> {
+        self.check_one()?;
+        self.health.admit(self.label())
     }
 
     /// Returns a fault while the open breaker admits no call.
