@@ -158,6 +158,11 @@ impl World {
         let kernel = Arc::clone(&self.clients[client].kernel);
         let mut fx = Effects::default();
         call.abandon(&kernel, self.clocks[client].at(self.now), &mut fx);
+        self.unwound(client, thread, fx)
+    }
+
+    /// The thread has abandoned its call: it carries out the effects, and closes its connection.
+    pub(super) fn unwound(&mut self, client: usize, thread: usize, mut fx: Effects) -> Checked {
         self.after_kernel(client, &mut fx)?;
         let caller = &mut self.clients[client].callers[thread];
         caller.todo.push_back(Todo::Effects(fx));

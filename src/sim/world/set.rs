@@ -299,15 +299,8 @@ impl World {
         let now = self.clocks[client].at(self.now);
         set.call.abandon(&kernel, now, &mut fx);
         drop(set);
-        self.after_kernel(client, &mut fx)?;
-        let caller = &mut self.clients[client].callers[thread];
-        caller.batch = None;
-        caller.todo.push_back(Todo::Effects(fx));
-        caller.todo.push_back(Todo::Close);
-        self.idle(client, thread);
-        self.stop_if_due(client, Actor::Caller(thread));
-        self.go_on(client, Actor::Caller(thread));
-        Ok(())
+        self.clients[client].callers[thread].batch = None;
+        self.unwound(client, thread, fx)
     }
 
     /// The holder of a set goes on, or unlocks.
