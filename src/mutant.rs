@@ -157,9 +157,9 @@ mistakes! {
         MovedPlacesAreForgotten,
         /// A set is valid as long as its first part.
         EndIsOfTheFirstPart,
-        /// Each lost part of a set is told as a loss of the set.
+        /// Each lost part of a set is reported as a loss of the set.
         EachPartIsTold,
-        /// A loss that is found while a set is released is told.
+        /// A loss that is found while a set is released is reported.
         EndingIsTold,
         /// A part that is lost before the set has them all does not count.
         BuildingForgetsALoss,
@@ -196,7 +196,7 @@ mistakes! {
         MinorityMovesClients,
         /// An old configuration is believed if the master does not answer.
         OldEpochIsBelieved,
-        /// The renewal of each part of a set is told as one of the set.
+        /// The renewal of each part of a set is reported as one of the set.
         EachPartIsRenewed,
         /// The engine reads the first item, and records its sleep in a second critical section.
         SleepIsReadFirst,

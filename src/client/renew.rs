@@ -1,4 +1,4 @@
-//! What the holder of a lease asks the engine for: a renewal, another ttl, or to become a reader.
+//! The requests of a holder to the engine: a renewal, another ttl, or to become a reader.
 
 use std::sync::Arc;
 

@@ -39,7 +39,7 @@ pub(crate) struct Effects {
     /// Releases that the engine, which has ended, cannot send: each is sent once, to all servers of
     /// a quorum.
     pub(crate) orphans: Vec<Command>,
-    /// What has ended with one of its parts: the others are given up.
+    /// Wholes that have ended with one of their parts: the other parts are given up.
     pub(crate) over: Vec<Arc<dyn PartListener>>,
     /// Leases that were found lost. Their `lost()` channels have been served.
     pub(crate) lost: Vec<Told>,

@@ -201,7 +201,7 @@ impl LockEntry {
         !(self.requests.is_empty() && self.waiters.is_empty())
     }
 
-    /// Returns whether a call waits or asks, or is told elsewhere that the name may be free.
+    /// Returns whether a call waits, asks, or watches the name from elsewhere.
     pub(crate) fn is_wanted(&self) -> bool {
         self.is_asked_for() || !self.watches().is_empty()
     }

@@ -31,26 +31,27 @@ use crate::token::FencingToken;
 /// How long a part waits for the thread of its call to take it.
 const TAKEN_WITHIN: Duration = Duration::from_millis(50);
 
-/// What a call for a part wants besides its terms. If it does not wait, its first command ends it.
+/// The terms of a call for a part, besides those of a lease. The first command of a call that does
+/// not wait ends it.
 #[derive(Clone, Debug)]
 pub(crate) struct PartTerms {
     pub(crate) part: Part,
     /// The call before, by its lock and its holder id: the part is granted only while it holds.
     pub(crate) after: Option<(Arc<dyn Primitive>, HolderId)>,
-    /// What the thread sleeps on that waits for several parts.
+    /// The parker of a thread that waits for several parts.
     pub(crate) signal: Option<Arc<Parker>>,
     /// The whole waits: it asks Redis although another call of this client waits for the lock.
     pub(crate) competes: bool,
 }
 
-/// Whom the lease of a part tells, and as which part.
+/// The listener that the lease of a part informs, and the number of the part there.
 #[derive(Clone, Debug)]
 pub(crate) struct Part {
     pub(crate) listener: Weak<dyn PartListener>,
     pub(crate) number: usize,
 }
 
-/// What a part says of itself.
+/// The state of a part, as its lease reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum PartState {
     Valid {
@@ -64,7 +65,7 @@ pub(crate) enum PartState {
 }
 
 impl PartState {
-    /// Before its lease has said anything.
+    /// The state before the first report.
     pub(crate) const UNKNOWN: Self = Self::Valid {
         until: Instant::START,
         renewals: 0,
@@ -80,7 +81,7 @@ impl PartState {
     }
 }
 
-/// What the parts make up.
+/// The state of the whole that the parts make up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Whole {
     GoesOn,
@@ -110,7 +111,7 @@ pub(crate) trait PartListener: Debug + Send + Sync {
 #[derive(Debug)]
 pub(super) struct PartOfLease {
     part: Part,
-    /// What the listener knows.
+    /// The state that the listener knows.
     told: PartState,
     renewals: u32,
     took: Duration,
@@ -182,7 +183,7 @@ pub(super) fn renewed(
 }
 
 impl HeldLease {
-    /// What the lease is a part of.
+    /// Returns the listener of the lease, and its number there.
     #[cfg(sim)]
     pub(crate) fn part_of(&self) -> Option<Part> {
         let inner = self.inner.lock();

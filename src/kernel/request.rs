@@ -61,7 +61,7 @@ pub(crate) struct Request {
     pub(crate) part: Option<Box<PartRequest>>,
 }
 
-/// What a request for a part adds.
+/// The fields of a request for a part, besides those of each request.
 #[derive(Clone, Debug)]
 pub(crate) struct PartRequest {
     pub(crate) terms: PartTerms,

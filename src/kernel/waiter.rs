@@ -68,7 +68,7 @@ pub(crate) struct WaiterCell {
     /// The call has waited for another holder, or behind another call.
     pub(crate) has_waited: AtomicBool,
     pub(crate) parker: Parker,
-    /// What the thread sleeps on in place of that, if it waits for several calls.
+    /// The parker of a thread that waits for several calls: it sleeps on this one instead.
     pub(crate) signal: Option<Arc<Parker>>,
 }
 

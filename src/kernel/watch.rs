@@ -36,7 +36,7 @@ pub(crate) struct Watching {
     pub(super) cell: Arc<WaiterCell>,
 }
 
-/// What has ended the sleep of a watching call.
+/// The reason why a watching call no longer sleeps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum News {
     MayBeFree,
@@ -102,7 +102,7 @@ impl Watching {
         }
     }
 
-    /// What the thread of the call sleeps on.
+    /// Returns the parker that the thread of the call sleeps on.
     pub(crate) fn parker(&self) -> &Parker {
         &self.cell.parker
     }

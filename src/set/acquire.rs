@@ -57,7 +57,7 @@ impl SetAcquire {
         self.call.has_waited
     }
 
-    /// What its thread sleeps on.
+    /// Returns the parker that its thread sleeps on.
     pub(crate) fn parker(&self) -> Option<&Parker> {
         match &self.stage {
             Stage::AtOnce(attempt) => Some(attempt.parker()),

@@ -35,7 +35,7 @@ pub(super) struct AtOnce {
     /// The index of the first name that it has not asked for.
     next: usize,
     missed: Option<Missed>,
-    /// What its thread sleeps on.
+    /// The parker that its thread sleeps on.
     signal: Arc<Parker>,
 }
 

@@ -20,7 +20,7 @@ use crate::set::names::SetNames;
 /// command may take longer.
 const BUILT_WITHIN: Duration = Duration::from_secs(3);
 
-/// What the caller wants.
+/// The terms of a call for a set.
 #[derive(Clone)]
 pub(crate) struct SetTerms {
     pub(crate) names: Arc<SetNames>,
@@ -32,7 +32,7 @@ pub(crate) struct SetTerms {
     pub(crate) by_engine: bool,
 }
 
-/// What the thread of a call does next.
+/// The next step of the thread of a call.
 #[derive(Debug)]
 pub(crate) enum SetStep {
     /// Sends the commands in one write, and waits for their replies until then at most.
@@ -60,7 +60,7 @@ pub(super) struct Turn<'a> {
     pub(super) fx: &'a mut Effects,
 }
 
-/// What all stages of a call share.
+/// The data that all stages of a call share.
 pub(super) struct SetCall {
     pub(super) wants: SetTerms,
     pub(super) start: Instant,

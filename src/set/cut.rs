@@ -1,4 +1,4 @@
-//! What a set that waits keeps: the names below the one that it waits for, and nothing else.
+//! The cut of a waiting set: it keeps the names below the one that it waits for, and no others.
 //!
 //! ```text
 //! waits for n, has 0 to n − 1 ──j of them is lost──▶ leaves n, gives up all above j, waits for j
@@ -12,7 +12,7 @@ use crate::kernel::effects::Effects;
 use crate::mutant::{Mutant, is_on};
 use crate::set::lease::SetLease;
 
-/// Gives up what a set has above the name `j`, which is lost, and what is left of that.
+/// Gives up the parts from the name `j` on, which is lost.
 pub(super) fn cut(lease: &SetLease, j: usize, kernel: &Kernel, now: Instant, fx: &mut Effects) {
     let mut above = lease.take(j..);
     if is_on(Mutant::CutKeepsTheUpper) {
@@ -23,7 +23,7 @@ pub(super) fn cut(lease: &SetLease, j: usize, kernel: &Kernel, now: Instant, fx:
     }
 }
 
-/// Gives up all that a set has that is not held.
+/// Gives up all parts of a set that is not held.
 pub(super) fn give_up(lease: &SetLease, kernel: &Kernel, now: Instant, fx: &mut Effects) {
     lease.end();
     cut(lease, 0, kernel, now, fx);

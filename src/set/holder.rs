@@ -1,4 +1,4 @@
-//! What the holder of a set does with it: it asks for each part, and ends the whole.
+//! The calls of the holder of a set: each renews, changes, keeps or releases all parts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -81,7 +81,7 @@ impl SetLease {
         Some(lost.map_or(status, LeaseStatus::Lost))
     }
 
-    /// Returns the commands that release what a set has that is not held.
+    /// Returns the commands that release the parts of a set that is not held.
     pub(super) fn give_back(
         &self,
         kernel: &Kernel,
@@ -102,7 +102,7 @@ impl SetLease {
     ) {
         let ends = ends.into_iter().map(SetEnd::of);
         self.released(commands, ends.collect(), kernel, now, fx);
-        // Whoever has them drops them outside of all locks.
+        // This drops the leases here, outside of all locks.
         drop(self.take(0..));
     }
 

@@ -52,7 +52,7 @@ impl InQueue {
         (queue, step)
     }
 
-    /// What its thread sleeps on.
+    /// Returns the parker that its thread sleeps on.
     pub(super) fn parker(&self) -> Option<&Parker> {
         match self {
             Self::Waiting(_, call) => Some(&call.cell()?.parker),

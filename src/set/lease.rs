@@ -49,7 +49,7 @@ struct Inner {
     renewals: u32,
 }
 
-/// What is known of one part.
+/// The state of one part in its set.
 #[derive(Clone, Debug)]
 struct Slot {
     /// How often it was asked for: an earlier lease of the name changes nothing.
@@ -103,7 +103,7 @@ impl SetLease {
         Part { listener, number }
     }
 
-    /// The name was granted. Its state was told: it may be lost already.
+    /// The name was granted. Its lease has reported before: it may be lost already.
     pub(super) fn add(&self, n: usize, part: PartLease) {
         self.inner.lock().parts[n].lease = Some(part);
     }
@@ -469,7 +469,7 @@ impl Inner {
         }
     }
 
-    /// The set is lost, which is told at once: a stopped thread cannot delay that.
+    /// The set is lost. Its holder learns that at once: a stopped thread cannot delay it.
     fn lose(&mut self, lost: Lost, names: &SetNames, fx: &mut Effects) {
         self.phase = Phase::Lost(lost);
         for listener in self.listeners.drain(..) {

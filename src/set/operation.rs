@@ -1,4 +1,4 @@
-//! What is done to each part of a set: a renewal, another ttl, a release by the engine.
+//! The operation of each part of a set: a renewal, another ttl, or a release by the engine.
 
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ impl SetOperation {
         (!parts.is_empty()).then_some(Self { parts })
     }
 
-    /// What the caller sleeps on until it looks at the result again.
+    /// Returns the parker that the caller sleeps on before it looks at the result again.
     pub(crate) fn parker(&self) -> &Parker {
         let mut cells = self.parts.iter().map(|(_, cell)| cell);
         let open = cells.find(|cell| cell.result.lock().is_none());

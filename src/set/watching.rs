@@ -48,7 +48,7 @@ pub(super) enum Next {
 }
 
 impl Watched {
-    /// What its thread sleeps on.
+    /// Returns the parker that its thread sleeps on.
     pub(super) fn parker(&self) -> Option<&Parker> {
         self.watch.as_ref().map(|(_, watch)| watch.parker())
     }

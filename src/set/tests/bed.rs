@@ -202,7 +202,7 @@ impl Bed {
     pub(super) fn turn_but(&mut self, ms: u64, hangs: &dyn Fn(&str) -> bool) {
         self.now += ms * MS;
         self.look(self.at(), hangs);
-        // What was given up is released in the next turn, a moment later.
+        // The engine releases a lease that was given up in its next turn, a moment later.
         self.look(self.at().after(Duration::from_millis(1)), hangs);
     }
 

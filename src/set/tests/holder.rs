@@ -1,4 +1,4 @@
-//! What the holder of a set does with it.
+//! The calls of the holder of a set.
 
 use std::sync::Arc;
 use std::time::Duration;

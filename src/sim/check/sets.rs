@@ -108,7 +108,7 @@ impl World {
         set.expect("it was held").is_ending = true;
     }
 
-    /// S1: the loss of a set is told once, and only that of a held one.
+    /// S1: the loss of a set is reported once, and only that of a held one.
     pub(super) fn check_told(&mut self, client: usize, told: &Told) -> Checked {
         let now = self.clocks[client].at(self.now);
         let mut sets = self.sets.iter();
@@ -118,13 +118,13 @@ impl World {
         };
         let set = &self.sets[n];
         let what = if set.is_told {
-            "is told again"
+            "is reported again"
         } else if set.is_ending {
-            "is told although it was released"
+            "is reported although it was released"
         } else if told.lost == Lost::MaxHold && now < set.ends_at {
-            "is told too early"
+            "is reported too early"
         } else if self.has_all(set, told.lost) {
-            "is told although it has all its names"
+            "is reported although it has all its names"
         } else {
             self.sets[n].is_told = true;
             return Ok(());
@@ -208,8 +208,8 @@ impl World {
         Ok(())
     }
 
-    /// S1: a set is held only while all its parts are valid, and its loss is told and for good. S3:
-    /// after `max_hold`, its names stay.
+    /// S1: a set is held only while all its parts are valid, and its loss is reported and final.
+    /// S3: after `max_hold`, its names stay.
     fn check_set(&self, set: &RegisteredSet, lease: &SetLease) -> Checked {
         let (client, now) = (set.client, self.clocks[set.client].at(self.now));
         let is_silent = set.losses.is_empty();
@@ -222,7 +222,7 @@ impl World {
         }
         if lease.remaining(now).is_some() {
             if set.is_told {
-                return wrong("S1", "is held although its loss was told");
+                return wrong("S1", "is held although its loss was reported");
             }
             let is_not_held = |it: &&Arc<HeldLease>| !it.is_held_at(now);
             if let Some(part) = set.parts.iter().find(is_not_held) {

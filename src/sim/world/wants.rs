@@ -24,7 +24,7 @@ use crate::sim::plan::{Family, Kind, Rng};
 use crate::sim::server::{MS, Time};
 use crate::wait_policy::{Backoff, WaitPolicy};
 
-/// What a call of a thread wants.
+/// The terms of a call of a thread.
 pub(super) enum Wants {
     One(CallTerms),
     Set(SetTerms),

@@ -33,7 +33,7 @@ fn the_simulated_world_is_outside_of_the_kernel() {
     }
 }
 
-/// What has several names is composed above the kernel, which knows the lock of one name.
+/// Locks of several names are composed above the kernel, which knows the lock of one name.
 #[test]
 fn the_kernel_knows_no_sets() {
     for gone in [
