@@ -172,20 +172,19 @@ impl PendingReleases {
         self.counting.tally
     }
 
-    /// From now on all releases are sent without pauses before their first try.
+    /// From now on all releases are sent without pauses before their first try, and those of leases
+    /// that no reply has answered once more.
     pub(crate) fn close(&mut self) {
         self.is_closing = true;
         self.groups.close();
+        for serial in self.open() {
+            self.send_next(serial);
+        }
     }
 
-    /// A shutdown waits for a reply to the releases of leases that no reply has answered. They are
-    /// due now.
+    /// A shutdown waits for a reply to the releases of leases that no reply has answered.
     pub(super) fn await_open(&mut self) {
-        let is_open =
-            |it: &Pending| !it.was_answered && !it.release.is_place && it.release.counts.is_none();
-        let open = self.pending.iter().filter(|(_, it)| is_open(it));
-        let open: Vec<u64> = open.map(|(serial, _)| *serial).collect();
-        for serial in open {
+        for serial in self.open() {
             if let Some(pending) = self.pending.get_mut(&serial)
                 && !std::mem::replace(&mut pending.is_awaited, true)
             {
@@ -193,6 +192,14 @@ impl PendingReleases {
             }
             self.send_next(serial);
         }
+    }
+
+    /// Returns the releases of leases that no reply has answered, but for those that are counted.
+    fn open(&self) -> Vec<u64> {
+        let is_open =
+            |it: &Pending| !it.was_answered && !it.release.is_place && it.release.counts.is_none();
+        let open = self.pending.iter().filter(|(_, it)| is_open(it));
+        open.map(|(serial, _)| *serial).collect()
     }
 
     /// Returns when something must be done.

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::error::Cause;
 use crate::holder::READERS;
 use crate::holder_id::HolderId;
+use crate::kernel::Kernel;
 use crate::kernel::bounds::{Bound, lower};
 use crate::kernel::call::Step;
 use crate::kernel::effects::Effects;
@@ -251,31 +252,34 @@ fn refusal_by_what_was_undone_meanwhile_is_none() {
     assert!(matches!(step, Step::Send(..)));
 }
 
-/// A release that waits for its next try is sent at once, and a shutdown waits for its reply.
-#[test]
-fn shutdown_repeats_a_release_without_a_reply() {
-    let (kernel, lock) = (kernel(), mutex());
-    let mut engine = Engine::default();
-    let mut fx = Effects::default();
-    let (lease, token) = lease_at_1(&kernel, &lock, &mut fx);
-    kernel.begin_unlock(&lease, token, false, at(2), &mut fx);
-    let lost = || Fault::Unknown(Cause::text("lost"));
-    kernel.unlocked(&lease, Err(lost()), true, at(3), &mut fx);
-    let sent = engine.due(&kernel, at(3), &ONE_SERVER, &mut fx);
+/// Begins a release at 2 whose first two tries get no reply.
+fn release_without_a_reply(kernel: &Kernel, engine: &mut Engine, fx: &mut Effects) {
+    let lock = mutex();
+    let (lease, token) = lease_at_1(kernel, &lock, fx);
+    kernel.begin_unlock(&lease, token, false, at(2), fx);
+    let lost = Fault::Unknown(Cause::text("lost"));
+    kernel.unlocked(&lease, Err(lost), true, at(3), fx);
+    try_without_reply(kernel, engine, 3, fx);
+}
+
+/// The engine sends the one release that is due at `ms`, and its reply is lost.
+fn try_without_reply(kernel: &Kernel, engine: &mut Engine, ms: u64, fx: &mut Effects) {
+    let sent = engine.due(kernel, at(ms), &ONE_SERVER, fx);
     let [outgoing] = &*sent else {
         panic!("{sent:?}")
     };
-    let times = [at(3), at(4)];
-    engine.ended(
-        &kernel,
-        outgoing.ticket,
-        Err(lost()),
-        times,
-        &ONE_SERVER,
-        &mut fx,
-    );
-    kernel.close(at(5), &mut fx);
+    let (lost, times) = (Fault::Unknown(Cause::text("lost")), [at(ms), at(ms + 1)]);
+    engine.ended(kernel, outgoing.ticket, Err(lost), times, &ONE_SERVER, fx);
+}
+
+/// A release that waits for its next try is sent at once, and a shutdown waits for its reply.
+#[test]
+fn shutdown_repeats_a_release_without_a_reply() {
+    let kernel = kernel();
+    let (mut engine, mut fx) = (Engine::default(), Effects::default());
+    release_without_a_reply(&kernel, &mut engine, &mut fx);
     kernel.await_releases(at(5), &mut fx);
+    kernel.close(at(5), &mut fx);
     assert!(!kernel.end_engine(at(5)));
     let sent = engine.due(&kernel, at(5), &ONE_SERVER, &mut fx);
     let [outgoing] = &*sent else {
@@ -294,6 +298,19 @@ fn shutdown_repeats_a_release_without_a_reply() {
         &ONE_SERVER,
         &mut fx,
     );
+    assert!(kernel.end_engine(at(6)));
+}
+
+/// A release that waits for its next try is sent once more by a client that ends. It waits for no
+/// reply.
+#[test]
+fn client_that_ends_sends_a_release_without_a_reply_once_more() {
+    let kernel = kernel();
+    let (mut engine, mut fx) = (Engine::default(), Effects::default());
+    release_without_a_reply(&kernel, &mut engine, &mut fx);
+    kernel.close(at(5), &mut fx);
+    assert!(!kernel.end_engine(at(5)));
+    try_without_reply(&kernel, &mut engine, 5, &mut fx);
     assert!(kernel.end_engine(at(6)));
 }
 
