@@ -83,6 +83,8 @@ mistakes! {
         NewsEndTheReleaseInFlight,
         /// The end of a lease of the client does not count as a proof that the lock was taken.
         OwnLeaseProvesNothing,
+        /// A release message does not count as a proof that the lock was taken.
+        ReleaseMessageProvesNothing,
         /// Losses are noticed only when the schedule says that a renewal is due.
         LossesAreLate,
         /// A grant counts from its reply.

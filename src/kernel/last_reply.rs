@@ -15,7 +15,7 @@ use crate::protocol::refusal::RefusedName;
 /// distant.
 const LAST_ATTEMPT: Duration = Duration::from_millis(250);
 
-/// A refusal that arrived this long before a deadline still counts there.
+/// A refusal that was confirmed this long before a deadline still counts there.
 const FRESH_FOR: Duration = Duration::from_secs(1);
 
 /// After this many malformed replies in a row, the peer is not a Redis server.
@@ -202,6 +202,7 @@ impl LastReply {
         let refused = Refused {
             sent,
             arrived: now,
+            confirmed: now,
             until,
             by,
             is_said: true,
@@ -223,6 +224,7 @@ impl LastReply {
         // The votes can be as old as the round, whose end may be that of a server without a vote.
         let refused = Refused {
             arrived: sent,
+            confirmed: sent,
             is_said: false,
             ..self.refused(sent, now, by)
         };
@@ -262,6 +264,17 @@ impl LastReply {
         refused.map(|refused| refused.until = now).is_some()
     }
 
+    /// Records that a holder has released the lock at `now`: until then it was taken, if Redis has
+    /// said so before. Returns whether a refusal had named a later time.
+    pub(super) fn released(&mut self, now: Instant) -> bool {
+        if let Some(refused) = self.refused.as_mut().filter(|refused| refused.is_said)
+            && !is_on(Mutant::ReleaseMessageProvesNothing)
+        {
+            refused.confirmed = now;
+        }
+        self.cut(now)
+    }
+
     /// Returns when the client asks once more for a call that has this deadline.
     pub(crate) fn ask_at(&self, start: Instant, deadline: Instant) -> Instant {
         last_attempt(start, deadline, self.took)
@@ -298,6 +311,7 @@ impl Refused {
         Self {
             sent,
             arrived: now,
+            confirmed: now,
             until: now,
             by,
             is_said: false,
@@ -318,7 +332,7 @@ impl Refused {
 
     /// Returns whether a call may report at its deadline that the lock is taken.
     pub(crate) fn says_taken(&self, start: Instant, deadline: Instant) -> bool {
-        let is_fresh = self.arrived.after(FRESH_FOR) >= deadline;
+        let is_fresh = self.confirmed.after(FRESH_FOR) >= deadline;
         self.sent >= start && (self.until >= deadline || is_fresh)
     }
 }

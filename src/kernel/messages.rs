@@ -223,7 +223,7 @@ impl LockEntry {
         }
         // The end of a lease of this client makes its line ask: the message is for others.
         let is_own = held.is_some() || self.released.as_ref().is_some_and(is_ours);
-        if self.last.cut(cx.now) {
+        if self.last.released(cx.now) {
             self.plan_last_attempts();
         }
         if !is_own {
@@ -239,7 +239,7 @@ impl LockEntry {
     /// The lock was left free for a moment, and one place must ask for it before the others. Those
     /// are postponed if they had still to ask after the last such message: the lock was held since.
     fn announced_plain(&mut self, next: &Next, cx: &mut Context<'_>) {
-        if self.last.cut(cx.now) {
+        if self.last.released(cx.now) {
             self.plan_last_attempts();
         }
         self.note_contended(cx.now.after(FREE_FOR));

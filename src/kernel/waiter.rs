@@ -164,6 +164,8 @@ pub(crate) enum Failure {
 pub(crate) struct Refused {
     pub(crate) sent: Instant,
     pub(crate) arrived: Instant,
+    /// When the lock was last known to be taken: by the reply, or by a release message since.
+    pub(crate) confirmed: Instant,
     /// When the lock ends, by the reply.
     pub(crate) until: Instant,
     pub(crate) by: Arc<RefusedName>,

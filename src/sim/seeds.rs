@@ -495,3 +495,13 @@ fn a_set_keeps_its_first_name_however_long_it_has_waited_for_that() {
          2733643:LoseMessages.0.145911,3551364:Stop.0.None.2988112",
     );
 }
+
+/// A release message came half a millisecond before the deadline, and the round that it caused was
+/// open then: the call failed as if the servers were silent, for its last refusal was 1.9 s old.
+#[test]
+fn a_call_that_has_just_heard_of_a_release_is_refused_at_its_deadline() {
+    assert_keeps(
+        "seed=30968491 family=Quorum servers=3 clients=4 threads=2 ops=7 names=1 kinds=NoQueue \
+         ttl=4000000 handoffs=0 backoff=0 linger=0 drifts= faults=",
+    );
+}

@@ -27,6 +27,7 @@ pub(in crate::sim) struct Learnt {
     server: Option<ServerNo>,
     name: Name,
     sent: Instant,
+    /// When the reply arrived, or the last release message since.
     arrived: Instant,
     /// Until when the lock was taken, as far as the client knows; `None` if it was not refused.
     taken_until: Option<Instant>,
@@ -120,6 +121,16 @@ impl World {
             arrived: now,
             taken_until: Some(now),
         });
+    }
+
+    /// A server has announced a release of the name: what it refused was taken until now.
+    pub(in crate::sim) fn note_announced(&mut self, client: usize, server: ServerNo, name: &Name) {
+        let now = self.clocks[client].at(self.now);
+        let learnt = self.clients[client].learnt.iter_mut();
+        let refusals = learnt.filter(|it| it.server == Some(server) && it.taken_until.is_some());
+        for refusal in refusals.filter(|it| it.name == *name) {
+            refusal.arrived = now;
+        }
     }
 
     /// Returns whether nobody owns what a command of the client with this id has taken.

@@ -44,12 +44,13 @@ impl World {
                 }
                 Down::Message(Message::Inbox(payload)) => kernel.inbox(&payload, now, &mut fx),
                 Down::Message(Message::Released(channel, payload)) => {
-                    match it.wanted.get(&channel) {
-                        Some((name, _)) if is_quorum => {
-                            kernel.announced_at(server, name, &payload, now, &mut fx);
+                    if let Some((name, _)) = it.wanted.get(&channel).cloned() {
+                        if is_quorum {
+                            kernel.announced_at(server, &name, &payload, now, &mut fx);
+                        } else {
+                            kernel.announced(&name, &payload, now, &mut fx);
                         }
-                        Some((name, _)) => kernel.announced(name, &payload, now, &mut fx),
-                        None => {}
+                        self.note_announced(client, server, &name);
                     }
                 }
                 Down::Hello
