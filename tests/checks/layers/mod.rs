@@ -8,7 +8,6 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use source::begins_tests;
 use tree::{Module, Tree};
 
 /// The folders of `src` from the top down. Files directly in `src` are the lowest layer.
@@ -332,29 +331,28 @@ fn lines_have_at_most_100_columns() {
     assert!(long.is_empty(), "wrap these lines:\n{}", long.join("\n"));
 }
 
+/// The most lines of a file.
+const LONGEST_FILE: usize = 600;
+
+/// Tests are a module at the end of their file, unless the two would be more than a file may have,
+/// or the folder has other files.
 #[test]
-fn tests_longer_than_their_code_are_in_a_file_of_their_own() {
-    let count = |text: &str| {
-        let lines = text.lines().map(str::trim);
-        let code = lines.filter(|line| !line.is_empty() && !line.starts_with("//"));
-        code.count()
-    };
+fn tests_that_fit_into_their_file_are_there() {
     let mut found = Vec::new();
     for_each_file(&mut |path, text| {
-        // An example is always a single file.
-        let is_example = path.starts_with(in_repository("examples"));
-        let parts = text.match_indices("#[cfg(test)]\n").map(|(at, _)| {
-            let (code, tests) = text.split_at(at);
-            (code, tests.split_once('\n').map_or("", |it| it.1))
-        });
-        let mut parts = parts.filter(|(_, tests)| begins_tests(tests.lines().next().unwrap_or("")));
-        if parts.any(|(code, tests)| count(tests) > count(code) + 1) && !is_example {
-            found.push(path.display().to_string());
+        let folder = path.parent().filter(|_| path.ends_with("tests.rs"));
+        let Some(folder) = folder.filter(|it| fs::read_dir(it).unwrap().count() == 1) else {
+            return;
+        };
+        let code = fs::read_to_string(folder.with_extension("rs")).unwrap_or_default();
+        let lines = code.lines().count() + text.lines().count();
+        if !code.is_empty() && lines < LONGEST_FILE {
+            found.push(format!("{}: {lines} lines with its file", path.display()));
         }
     });
     assert!(
         found.is_empty(),
-        "move to <file>/tests.rs:\n{}",
+        "make them `mod tests` at the end of <folder>.rs:\n{}",
         found.join("\n")
     );
 }
