@@ -8,6 +8,7 @@ mod tables;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::plan::Actor;
 use super::server::{MS, Server, Time, key_of};
@@ -295,11 +296,13 @@ impl World {
         Ok(())
     }
 
-    /// Returns when the sleeps of a client that was suspended end at the latest.
+    /// Returns when the sleeps of a client that was suspended end at the latest: they take a second
+    /// of its clock.
     fn sleeps_until(&self, client: usize) -> Time {
+        let clock = &self.clocks[client];
         match self.clients[client].resumed {
             0 => 0,
-            resumed => resumed + 1_000 * MS,
+            resumed => clock.time_of(clock.at(resumed).after(Duration::from_secs(1))),
         }
     }
 

@@ -505,3 +505,14 @@ fn a_call_that_has_just_heard_of_a_release_is_refused_at_its_deadline() {
          ttl=4000000 handoffs=0 backoff=0 linger=0 drifts= faults=",
     );
 }
+
+/// The engine sleeps for a second of its own clock, which was slow by 9 %.
+#[test]
+fn a_loss_is_told_within_a_second_of_the_clock_of_a_machine_that_was_suspended() {
+    assert_keeps(
+        "seed=445829783772 family=Clocks servers=1 clients=2 threads=2 ops=14 names=2 kinds=Mutex \
+         ttl=3957000 handoffs=1 backoff=0 linger=0 drifts=13400,-93220 \
+         faults=1286951:Ahead.925165,1319984:Cut.1.Engine.false,1380480:Suspend.1.8458669,\
+         1665387:Errors.1978346,3791177:Suspend.0.2148090",
+    );
+}
