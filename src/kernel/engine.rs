@@ -61,9 +61,6 @@ pub(crate) struct Outgoing {
 
 /// What the engine must know about the servers.
 pub(crate) trait Route {
-    /// Returns whether the server that answers has the only copy of the keys.
-    fn is_final(&self) -> bool;
-
     /// Returns whether the keys of one command must be in one slot of a cluster.
     fn has_slots(&self) -> bool {
         false
@@ -137,9 +134,9 @@ impl Context<'_> {
         work: &LeaseWork,
         end: Result<Answer, Fault>,
         sent: Instant,
-        is_final: bool,
     ) {
         let lease = &work.lease;
+        let is_final = self.kernel.limits.replies_are_final;
         lease.answered(work, end, [sent, self.now], is_final, self.fx);
         self.distrust(lease);
         lease.rearm(self);

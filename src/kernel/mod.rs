@@ -91,6 +91,8 @@ pub(crate) struct Limits {
     pub(crate) backstop: Duration,
     /// A replica may become the master: recent releases are then repeated.
     pub(crate) may_fail_over: bool,
+    /// The server that answers has the only copy of the keys.
+    pub(crate) replies_are_final: bool,
     /// The servers of a quorum; one elsewhere.
     pub(crate) size: Majority,
     /// A majority of the servers decides, even of one server.

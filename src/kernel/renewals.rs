@@ -186,9 +186,7 @@ impl Turn<'_> {
         end: Result<Answer, Fault>,
         sent: Instant,
     ) {
-        let is_final = self.route.is_final();
-        self.cx
-            .lease_answered(&work, end_for_lease(end), sent, is_final);
+        self.cx.lease_answered(&work, end_for_lease(end), sent);
         self.cx.fx.discard.push(Discard::Lease(work.lease));
     }
 }

@@ -214,7 +214,7 @@ impl Engine {
                 if round.at.has(AtServer::Unknown) {
                     limit(work);
                 }
-                cx.lease_answered(work, end, sent, false);
+                cx.lease_answered(work, end, sent);
             }
             RoundKind::Release(lease, cell) => round.released(lease, cell, end, sent, cx),
         }

@@ -245,6 +245,7 @@ fn limits(config: &Config, deployment: &Deployment) -> Limits {
         unreachable_for: config.unreachable_for,
         backstop: BACKSTOP,
         may_fail_over: deployment.may_fail_over(),
+        replies_are_final: !deployment.may_fail_over() && !deployment.is_quorum(),
         size: deployment.size(),
         is_quorum: deployment.is_quorum(),
         wall: wall_at_start().as_micros() as u64,

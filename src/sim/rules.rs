@@ -24,11 +24,8 @@ use crate::token::FencingToken;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// The links of a client to one server that has the only copy of the keys.
-static ONE_SERVER: Links = Links {
-    links: Vec::new(),
-    is_final: true,
-};
+/// The links of a client to one server.
+static ONE_SERVER: Links = Links { links: Vec::new() };
 
 fn kernel() -> Kernel {
     let limits = Limits {
@@ -36,6 +33,7 @@ fn kernel() -> Kernel {
         unreachable_for: 10 * SECOND,
         backstop: SECOND,
         may_fail_over: false,
+        replies_are_final: true,
         size: crate::kernel::votes::Majority::of(1),
         is_quorum: false,
         wall: 0,

@@ -370,14 +370,9 @@ pub(super) struct World {
 /// The state of a client's pipelines: of one server, none.
 pub(super) struct Links {
     pub(super) links: Vec<Link>,
-    pub(super) is_final: bool,
 }
 
 impl Route for Links {
-    fn is_final(&self) -> bool {
-        self.is_final
-    }
-
     fn link(&self, server: ServerNo, _: Instant) -> Link {
         self.links.get(server).copied().unwrap_or(Link::Up)
     }

@@ -66,11 +66,7 @@ struct Heard {
 
 struct OneServer;
 
-impl Route for OneServer {
-    fn is_final(&self) -> bool {
-        true
-    }
-}
+impl Route for OneServer {}
 
 impl World {
     pub(crate) fn new(clients: u64) -> Self {
@@ -79,6 +75,7 @@ impl World {
             unreachable_for: Duration::from_secs(4),
             backstop: Duration::from_secs(1),
             may_fail_over: false,
+            replies_are_final: true,
             size: Majority::of(1),
             is_quorum: false,
             wall: 0,

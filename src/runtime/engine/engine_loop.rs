@@ -63,15 +63,9 @@ struct EngineLoop<'a> {
 struct Servers<'a> {
     deployment: &'a Deployment,
     pipes: &'a Pipes,
-    /// The servers that answer have the only copies of the keys.
-    is_final: bool,
 }
 
 impl Route for Servers<'_> {
-    fn is_final(&self) -> bool {
-        self.is_final
-    }
-
     fn has_slots(&self) -> bool {
         self.deployment.slot_map().is_some()
     }
@@ -122,11 +116,9 @@ impl Route for Servers<'_> {
 }
 
 fn servers<'a>(runtime: &'a Runtime, pipes: &'a Pipes) -> Servers<'a> {
-    let deployment = &runtime.deployment;
     Servers {
-        deployment,
+        deployment: &runtime.deployment,
         pipes,
-        is_final: !deployment.may_fail_over() && !deployment.is_quorum(),
     }
 }
 

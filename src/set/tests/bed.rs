@@ -36,15 +36,9 @@ pub(super) const NAMES: [&str; 3] = ["a", "b", "c"];
 pub(super) const TTL: Duration = Duration::from_secs(12);
 pub(super) const MS: u64 = 1_000;
 
-pub(super) struct Direct {
-    is_quorum: bool,
-}
+pub(super) struct Direct;
 
-impl Route for Direct {
-    fn is_final(&self) -> bool {
-        !self.is_quorum
-    }
-}
+impl Route for Direct {}
 
 /// A client, and servers that answer at once.
 pub(super) struct Bed {
@@ -92,6 +86,7 @@ impl Bed {
             unreachable_for: Duration::from_secs(10),
             backstop: Duration::from_secs(1),
             may_fail_over: false,
+            replies_are_final: !is_quorum,
             size: Majority::of(servers),
             is_quorum,
             wall: 0,
@@ -100,7 +95,7 @@ impl Bed {
             kernel: Kernel::new(limits, "o"),
             engine: Engine::default(),
             servers: (0..servers).map(|_| Scripted::new()).collect(),
-            route: Direct { is_quorum },
+            route: Direct,
             now: 100_000 * MS,
             told: Vec::new(),
             renewed: Vec::new(),

@@ -39,6 +39,7 @@ impl Client {
             unreachable_for: 10 * SECOND,
             backstop: 5 * SECOND,
             may_fail_over: false,
+            replies_are_final: false,
             size: Majority::of(3),
             is_quorum: true,
             wall: 0,
@@ -87,7 +88,6 @@ impl Client {
 fn links(links: &[Link]) -> Links {
     Links {
         links: links.to_vec(),
-        is_final: false,
     }
 }
 

@@ -87,7 +87,6 @@ impl World {
         let pipes = self.clients[client].pipes.iter().filter(|_| is_quorum);
         Links {
             links: pipes.map(|pipe| pipe.link).collect(),
-            is_final: !is_quorum && self.plan.family != Family::Failover,
         }
     }
 

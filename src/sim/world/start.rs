@@ -81,6 +81,7 @@ impl World {
             // Over a quorum longer than the bounds of the checks: messages wake the calls.
             backstop: Duration::from_secs(if is_quorum { 12 } else { 1 }),
             may_fail_over: self.plan.family == Family::Failover,
+            replies_are_final: !is_quorum && self.plan.family != Family::Failover,
             size: Majority::of(self.plan.servers),
             is_quorum,
             wall,
