@@ -70,9 +70,9 @@ pub(crate) fn acquire(
         start: Instant::now(),
     };
     caller.check_process()?;
-    let mut has_waited = false;
-    let outcome = caller.run(lock, &mut has_waited);
-    caller.count(&outcome, |(lease, _)| lease.since(), has_waited);
+    let (mut has_waited, mut began) = (false, None);
+    let outcome = caller.run(lock, &mut has_waited, &mut began);
+    caller.count(&outcome, |_| began, has_waited);
     outcome
 }
 
@@ -81,6 +81,7 @@ impl Caller<'_> {
         &self,
         lock: &Arc<dyn Primitive>,
         has_waited: &mut bool,
+        began: &mut Option<Instant>,
     ) -> Result<Result<Acquired, Taken>, Error> {
         let runtime = self.runtime;
         runtime.check(lock)?;
@@ -97,9 +98,9 @@ impl Caller<'_> {
         let now = self.start;
         let lingering = runtime.decide(|kernel, fx| kernel.release_for(&wants, now, fx));
         self.release_lingering(lingering, deadline);
-        let call = Call::new(&runtime.kernel, wants, self.start);
-        let outcome;
-        (outcome, *has_waited) = running::run(self, call, deadline);
+        let mut call = Call::new(&runtime.kernel, wants, self.start);
+        let outcome = running::run(self, &mut call, deadline);
+        (*has_waited, *began) = (call.has_waited(), call.began());
         match outcome {
             Outcome::Lease(lease, token) => {
                 let id = &lease.id;

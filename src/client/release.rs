@@ -56,6 +56,7 @@ impl<'a> Holding<'a> {
 
     fn record(self) -> EndRecord<'a> {
         let lease = self.lease;
+        let facts = lease.facts();
         EndRecord {
             runtime: self.runtime,
             lease: &**lease,
@@ -63,9 +64,9 @@ impl<'a> Holding<'a> {
             what: &lease.lock,
             id: &lease.id,
             token: self.token,
-            since: lease.since(),
-            trace_id: lease.trace_id(),
-            ttl_ms: lease.ttl_ms(),
+            since: facts.since,
+            trace_id: facts.trace_id,
+            ttl_ms: facts.ttl.as_millis() as u64,
         }
     }
 }

@@ -43,27 +43,22 @@ pub(super) enum Next<D: Driven> {
     Done(D::Outcome),
 }
 
-/// Runs a call on this thread. Returns its outcome, and whether it has waited for another holder.
-pub(super) fn run<D: Driven>(
-    caller: &Caller<'_>,
-    call: D,
-    deadline: Instant,
-) -> (D::Outcome, bool) {
+/// Runs a call on this thread, and returns its outcome.
+pub(super) fn run<D: Driven>(caller: &Caller<'_>, call: &mut D, deadline: Instant) -> D::Outcome {
     let mut running = Running {
         caller,
         deadline,
         call,
         is_over: false,
     };
-    let outcome = running.run();
-    (outcome, running.call.has_waited())
+    running.run()
 }
 
 /// A call that runs. If its thread unwinds, the engine releases what the call has or gets.
 struct Running<'a, D: Driven> {
     caller: &'a Caller<'a>,
     deadline: Instant,
-    call: D,
+    call: &'a mut D,
     is_over: bool,
 }
 

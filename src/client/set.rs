@@ -66,9 +66,9 @@ impl Caller<'_> {
             holder: self.holder(&terms),
             by_engine: self.settings.cancel.is_some(),
         };
-        let call = SetAcquire::new(wants, self.start);
-        let outcome;
-        (outcome, *has_waited) = running::run(self, call, deadline);
+        let mut call = SetAcquire::new(wants, self.start);
+        let outcome = running::run(self, &mut call, deadline);
+        *has_waited = call.has_waited();
         match outcome {
             SetOutcome::Held(lease) => {
                 let hold = SetHold::new(lease);

@@ -11,6 +11,7 @@ use crate::kernel::command::{Command, What};
 use crate::kernel::context::Context;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::fault::Fault;
+use crate::kernel::held::{HeldLease, Taker};
 use crate::kernel::holdings::Grant;
 use crate::kernel::lease::{GRACE, LeaseState};
 use crate::kernel::request::{Asked, Flight, Request, RequestNo, RequestState, Sender, Serves};
@@ -22,6 +23,7 @@ use crate::mutant::{Mutant, is_on};
 use crate::protocol::answer::Answer;
 use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::Primitive;
+use crate::token::FencingToken;
 
 /// The longest pause while a breaker is open: the answer to another command closes it.
 const OPEN_PAUSE: Duration = Duration::from_millis(250);
@@ -36,6 +38,9 @@ const READS_LATE_WITHIN: u32 = 3;
 pub(super) enum ForCaller {
     /// It asks again, or waits.
     GoesOn,
+    /// It holds the lease, under this token.
+    Holds(Arc<HeldLease>, FencingToken),
+    /// If that is a lease, it has still to take it.
     Over(Outcome),
     /// It is over if there is an outcome.
     Refused(Option<Outcome>),
@@ -50,12 +55,14 @@ impl ForCaller {
 }
 
 impl LockEntry {
-    /// Applies the end of an acquiring command, whoever sent it.
+    /// Applies the end of an acquiring command, whoever sent it. `taker` is the call whose thread
+    /// reads it.
     pub(super) fn answered(
         &mut self,
         asked: &Asked,
         end: Result<Answer, Fault>,
         sent: Instant,
+        taker: Option<Taker<'_>>,
         cx: &mut Context<'_>,
     ) -> ForCaller {
         let found = self.requests.existing(asked.no).filter(|n| {
@@ -97,7 +104,7 @@ impl LockEntry {
             RequestState::Confirming(_) => ForCaller::GoesOn,
             RequestState::Sent => {
                 let is_caller = matches!(flight.sender, Sender::Caller(_));
-                let for_caller = self.apply(n, flight, (asked, end), sent, cx);
+                let for_caller = self.apply(n, flight, (asked, end, taker), sent, cx);
                 if !is_caller && self.requests.existing(asked.no).is_some() {
                     self.end_part(asked.no, cx);
                 }
@@ -157,7 +164,7 @@ impl LockEntry {
         &mut self,
         n: RequestNo,
         flight: Flight,
-        (asked, end): (&Asked, Result<Answer, Fault>),
+        (asked, end, taker): (&Asked, Result<Answer, Fault>, Option<Taker<'_>>),
         sent: Instant,
         cx: &mut Context<'_>,
     ) -> ForCaller {
@@ -169,8 +176,7 @@ impl LockEntry {
                     count: flight.tokens,
                 };
                 let from = (sent, asked.at.clone());
-                let outcome = self.granted_now(n, &flight, tokens, from, cx);
-                ForCaller::of(outcome)
+                self.granted_now(n, (&flight, taker), tokens, from, cx)
             }
             Ok(Answer::Refused(by)) => self.refused(n, &flight, by, sent, cx),
             Ok(Answer::Skipped) => self.skipped(n, &flight, sent, cx),
@@ -218,11 +224,11 @@ impl LockEntry {
     fn granted_now(
         &mut self,
         n: RequestNo,
-        flight: &Flight,
+        (flight, taker): (&Flight, Option<Taker<'_>>),
         tokens: TokenBlock,
         (sent, at): (Instant, Option<Arc<AtServers>>),
         cx: &mut Context<'_>,
-    ) -> Option<Outcome> {
+    ) -> ForCaller {
         let is_caller = matches!(flight.sender, Sender::Caller(_));
         let receiver = if is_caller {
             Receiver::Caller
@@ -233,7 +239,7 @@ impl LockEntry {
         if receiver == Receiver::Nobody || is_closed {
             let request = self.requests.remove(n);
             self.undo(&request, &flight.id, Proof::AnyAnswer, cx);
-            return is_caller.then_some(Outcome::Failed(Failure::Closed));
+            return ForCaller::of(is_caller.then_some(Outcome::Failed(Failure::Closed)));
         }
         let asked = self.requests[n].terms;
         let terms = if is_caller {
@@ -244,13 +250,13 @@ impl LockEntry {
         if !fits(&asked, &terms) {
             if !cx.kernel.is_quorum() {
                 self.confirm_first(n, &flight.id, tokens, false, cx);
-                return None;
+                return ForCaller::GoesOn;
             }
             // The round releases it, before the next one asks on the terms of its receiver.
             cx.kernel.table.forget_id(&flight.id);
             self.last.answered(sent, cx.now);
             self.set_due(n, cx.now);
-            return None;
+            return ForCaller::GoesOn;
         }
         let from = if is_on(Mutant::GrantCountsFromReply) {
             cx.now
@@ -259,7 +265,7 @@ impl LockEntry {
         };
         let Some(mut lease) = LeaseState::acquired(from, cx.now, &untaken(&terms)) else {
             self.expired_grant(n, flight, sent, cx);
-            return None;
+            return ForCaller::GoesOn;
         };
         lease.may_last(asked.ttl);
         self.last.answered(sent, cx.now);
@@ -273,9 +279,14 @@ impl LockEntry {
             at,
             in_queue: false,
             part: request.part.map(|part| part.terms.part),
+            taker,
         };
         let lease = self.hold(&request.lock, grant, cx);
-        self.give(lease, receiver, cx)
+        if is_caller {
+            return ForCaller::Holds(lease, tokens.first);
+        }
+        self.give(lease, receiver, cx);
+        ForCaller::GoesOn
     }
 
     /// A lease has ended before the reply arrived that grants it.

@@ -25,7 +25,7 @@ use crate::kernel::context::Context;
 use crate::kernel::effects::Effects;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::fault::Fault;
-use crate::kernel::held::Holder;
+use crate::kernel::held::{Holder, Taker};
 use crate::kernel::part::PartTerms;
 use crate::kernel::request::{Asked, PartRequest, RequestNo, RequestState, Sender, Serves};
 use crate::kernel::waiter::{Failure, Outcome, Wait, Waiter, WaiterCell, WaiterNo};
@@ -45,6 +45,15 @@ pub(crate) struct CallTerms {
     pub(crate) holder: Holder,
     /// The engine sends all commands: the call can be cancelled.
     pub(crate) by_engine: bool,
+}
+
+impl CallTerms {
+    pub(super) fn taker(&self) -> Taker<'_> {
+        Taker {
+            holder: &self.holder,
+            max_hold: self.terms.max_hold,
+        }
+    }
 }
 
 #[cfg(all(test, any(sim, threads)))]
@@ -78,6 +87,8 @@ pub(crate) struct Call {
     retry_at: Instant,
     /// It has waited for another holder, or behind another call of this client.
     has_waited: bool,
+    /// When its holding began.
+    began: Option<Instant>,
     /// It asks for a part.
     part: Option<Box<PartTerms>>,
     state: CallState,
@@ -109,6 +120,7 @@ impl Call {
             refusals: 0,
             retry_at: Instant::START,
             has_waited: false,
+            began: None,
             part: None,
             state: CallState::New,
         }
@@ -144,6 +156,11 @@ impl Call {
         self.has_waited || self.cell().is_some_and(waited)
     }
 
+    /// Returns when it took its lease.
+    pub(crate) fn began(&self) -> Option<Instant> {
+        self.began
+    }
+
     /// The cell of a parked call.
     pub(crate) fn cell(&self) -> Option<&Arc<WaiterCell>> {
         match &self.state {
@@ -176,6 +193,7 @@ impl Call {
         if self.part.is_none()
             && let Some((lease, token)) = entry.relock(&self.wants, cx)
         {
+            self.began = Some(cx.now);
             return self.over(Outcome::Lease(lease, token));
         }
         let is_once = self.wants.wait == Wait::Once;
@@ -239,12 +257,17 @@ impl Call {
         };
         let lock = Arc::clone(&self.wants.lock);
         kernel.at(now, fx).with_entry(&lock, |entry, cx| {
-            let answer = entry.answered(&asked, end, sent, cx);
+            let taker = Some(self.wants.taker());
+            let answer = entry.answered(&asked, end, sent, taker, cx);
             let was_refused = matches!(answer, ForCaller::Refused(_));
             if was_refused {
                 self.note_refused(cx);
             }
             match answer {
+                ForCaller::Holds(lease, token) => {
+                    self.began = Some(cx.now);
+                    return self.over(Outcome::Lease(lease, token));
+                }
                 ForCaller::Over(outcome) | ForCaller::Refused(Some(outcome)) => {
                     return self.finish(entry, outcome, cx);
                 }
@@ -387,9 +410,8 @@ impl Call {
         let Outcome::Lease(lease, token) = &outcome else {
             return self.over(outcome);
         };
-        let max_hold = self.wants.terms.max_hold;
-        if lease.take(*token, &self.wants.holder, cx.now, max_hold, cx.fx) {
-            lease.rearm(cx);
+        if lease.take(*token, self.wants.taker(), cx) {
+            self.began = Some(cx.now);
             return self.over(outcome);
         }
         entry.give_up(lease, *token, cx);
@@ -460,12 +482,11 @@ impl Call {
                         cell.outcome.lock().take()
                     };
                     if let Some(Outcome::Lease(lease, token)) = &outcome {
-                        let max_hold = self.wants.terms.max_hold;
-                        if !lease.take(*token, &self.wants.holder, cx.now, max_hold, cx.fx) {
+                        if !lease.take(*token, self.wants.taker(), cx) {
                             entry.give_up(lease, *token, cx);
                             return Outcome::Failed(failure);
                         }
-                        lease.rearm(cx);
+                        self.began = Some(cx.now);
                     }
                     if outcome.is_none() {
                         entry.leave(self.no, cx);
@@ -476,7 +497,7 @@ impl Call {
                     // Its thread has left in the middle of its command, by a panic.
                     let cause = crate::error::Cause::text("the call has ended");
                     let end = Err(Fault::Unknown(cause));
-                    let answer = entry.answered(&asked, end, cx.now, cx);
+                    let answer = entry.answered(&asked, end, cx.now, None, cx);
                     entry.retire_of(self.no, cx);
                     match answer {
                         // The grant message was faster.

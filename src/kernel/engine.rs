@@ -218,7 +218,7 @@ impl Engine {
                     match turn.route.admit(&asked.lock) {
                         Ok(()) => self.begin_round(RoundKind::Propose(asked), command, turn),
                         Err(fault) => turn.cx.with_entry(&asked.lock, |entry, cx| {
-                            entry.answered(&asked, Err(fault), cx.now, cx);
+                            entry.answered(&asked, Err(fault), cx.now, None, cx);
                         }),
                     }
                 }
@@ -309,7 +309,7 @@ impl Engine {
             None => {}
             Some(Purpose::Vote { round, server }) => self.voted(round, server, end, &mut turn),
             Some(Purpose::Ask(asked)) => cx.with_entry(&asked.lock, |entry, cx| {
-                entry.answered(&asked, end, sent, cx);
+                entry.answered(&asked, end, sent, None, cx);
             }),
             Some(Purpose::Refresh(name, of)) => {
                 cx.with_existing(&name, |entry, cx| entry.refreshed(&of, end, sent, cx));

@@ -21,6 +21,7 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use crate::clock::Instant;
 use crate::config::{LeaseTerms, OnLost, OnRenew};
 use crate::holder_id::HolderId;
+use crate::kernel::context::Context;
 use crate::kernel::effects::{Discard, Effects, Told};
 use crate::kernel::holdings::Grant;
 use crate::kernel::lease::{
@@ -50,6 +51,30 @@ pub(crate) struct HeldLease {
     pub(crate) serial: u64,
     pub(super) scheduled: Scheduled,
     pub(crate) inner: Mutex<Inner>,
+}
+
+/// The holder that takes a lease, and for how long it may hold it.
+#[derive(Clone, Copy)]
+pub(crate) struct Taker<'a> {
+    pub(crate) holder: &'a Holder,
+    pub(crate) max_hold: Duration,
+}
+
+/// What is recorded of a holding at its end.
+pub(crate) struct Facts {
+    pub(crate) since: Option<Instant>,
+    pub(crate) trace_id: Option<Arc<str>>,
+    pub(crate) ttl: Duration,
+}
+
+/// How a holding ends.
+pub(super) enum HoldingEnd {
+    /// The lease lingers for this long.
+    Lingers(Duration),
+    /// Its release has begun; the status before it.
+    Releases(LeaseStatus),
+    /// This holder has ended it before.
+    Over,
 }
 
 /// What a holder brings to a lease: it is installed when its thread takes the lease.
@@ -135,6 +160,23 @@ impl HeldLease {
     pub(super) fn new(lock: &Arc<dyn Primitive>, grant: Grant, serial: u64, now: Instant) -> Self {
         let token = grant.tokens.first;
         let run = HandoffRun::new(token, grant.tokens.count, now);
+        let mut inner = Inner {
+            lease: grant.lease,
+            token,
+            holder: Holder::default(),
+            since: None,
+            announced: false,
+            lingers: false,
+            released_by_holder: false,
+            extras: None,
+            releasing_since: None,
+            has_left: false,
+            part: grant.part.map(|part| Box::new(PartOfLease::new(part, now))),
+        };
+        let is_part = inner.part.is_some();
+        if let Some(taker) = grant.taker {
+            inner.begin_holding(taker, now);
+        }
         Self {
             lock: Arc::clone(lock),
             id: grant.id,
@@ -145,22 +187,10 @@ impl HeldLease {
                 run
             },
             at: grant.at,
-            is_part: grant.part.is_some(),
+            is_part,
             serial,
             scheduled: Scheduled::not_yet(),
-            inner: Mutex::new(Inner {
-                lease: grant.lease,
-                token,
-                holder: Holder::default(),
-                since: None,
-                announced: false,
-                lingers: false,
-                released_by_holder: false,
-                extras: None,
-                releasing_since: None,
-                has_left: false,
-                part: grant.part.map(|part| Box::new(PartOfLease::new(part, now))),
-            }),
+            inner: Mutex::new(inner),
         }
     }
 
@@ -173,6 +203,28 @@ impl HeldLease {
     ) -> T {
         let mut inner = self.inner.lock();
         let result = act(&mut inner);
+        self.tell(&mut inner, fx);
+        result
+    }
+
+    /// Runs `act` on the state as [`with`](Self::with) does, and schedules what the lease needs
+    /// next, under the same lock: two threads cannot do so in the wrong order.
+    pub(super) fn change<T>(
+        self: &Arc<Self>,
+        cx: &mut Context<'_>,
+        act: impl FnOnce(&mut Inner) -> T,
+    ) -> T {
+        let mut inner = self.inner.lock();
+        let result = act(&mut inner);
+        self.tell(&mut inner, cx.fx);
+        let due = inner.due(cx.now, cx.kernel.limits.command_timeout);
+        let _right = (!is_on(Mutant::LeaseIsScheduledLate)).then_some(inner);
+        cx.put_lease(self, due);
+        result
+    }
+
+    /// Tells a loss that was just found.
+    fn tell(self: &Arc<Self>, inner: &mut Inner, fx: &mut Effects) {
         if let Some(lost) = inner.lease.lost() {
             if let Some(extras) = &mut inner.extras {
                 for listener in extras.listeners.drain(..) {
@@ -199,11 +251,9 @@ impl HeldLease {
                 });
             }
         }
-        let inner = &mut *inner;
         if let Some(part) = &mut inner.part {
             part.tell(&inner.lease, fx);
         }
-        result
     }
 
     /// Returns the status at `now` for the holder of `token`; an earlier holder has released it.
@@ -288,6 +338,16 @@ impl HeldLease {
         self.inner.lock().holder.has_callbacks()
     }
 
+    /// Returns what is recorded of the holding at its end.
+    pub(crate) fn facts(&self) -> Facts {
+        let inner = self.inner.lock();
+        Facts {
+            since: inner.since,
+            trace_id: inner.holder.trace_id().cloned(),
+            ttl: inner.lease.ttl,
+        }
+    }
+
     pub(crate) fn ttl_ms(&self) -> u64 {
         self.inner.lock().lease.ttl.as_millis() as u64
     }
@@ -347,36 +407,34 @@ impl HeldLease {
     }
 
     /// Ends the lease as lost, unless it has ended or is being released.
-    pub(crate) fn lose(self: &Arc<Self>, lost: Lost, now: Instant, fx: &mut Effects) {
-        self.with(fx, |inner| inner.lease.lose(lost, now));
+    pub(super) fn lose(self: &Arc<Self>, lost: Lost, cx: &mut Context<'_>) {
+        let now = cx.now;
+        self.change(cx, |inner| inner.lease.lose(lost, now));
     }
 
     /// Records that a release of the lock was announced: a renewal checks the lease at once.
-    pub(crate) fn suspect(self: &Arc<Self>, now: Instant, fx: &mut Effects) {
-        self.with(fx, |inner| inner.lease.suspect(now));
+    pub(super) fn suspect(self: &Arc<Self>, cx: &mut Context<'_>) {
+        let now = cx.now;
+        self.change(cx, |inner| inner.lease.suspect(now));
     }
 
     /// Takes the lease that was granted or handed off under `token`. Returns false if it is lost,
     /// or if somebody else has released it.
-    pub(crate) fn take(
+    pub(super) fn take(
         self: &Arc<Self>,
         token: FencingToken,
-        holder: &Holder,
-        now: Instant,
-        max_hold: Duration,
-        fx: &mut Effects,
+        taker: Taker<'_>,
+        cx: &mut Context<'_>,
     ) -> bool {
-        self.with(fx, |inner| {
+        let now = cx.now;
+        self.change(cx, |inner| {
             if inner.token != token
                 || inner.since.is_some()
                 || !matches!(inner.lease.status(now), LeaseStatus::Held(_))
             {
                 return false;
             }
-            inner.lease.hand_off(now, max_hold);
-            inner.since = Some(now);
-            inner.lingers = false;
-            inner.holder = holder.clone();
+            inner.begin_holding(taker, now);
             true
         })
     }
@@ -417,40 +475,54 @@ impl HeldLease {
     }
 
     /// Begins the release by the holder of `token`, and returns the status before it; `None` if
-    /// this holder has released the lease before.
-    pub(crate) fn begin_release(
+    /// this holder has released the lease before. If `by` has a cell, a round of the engine releases
+    /// it, and the holder waits for its end there.
+    pub(super) fn begin_release(
         self: &Arc<Self>,
         token: FencingToken,
-        now: Instant,
-        fx: &mut Effects,
+        by: Option<&Arc<OperationCell>>,
+        cx: &mut Context<'_>,
     ) -> Option<LeaseStatus> {
-        let (status, operations) = self.with(fx, |inner| {
-            if inner.token != token || std::mem::replace(&mut inner.released_by_holder, true) {
-                return None;
-            }
-            let status = inner.lease.release(now);
-            inner.lingers = false;
-            if let LeaseStatus::Held(_) = status {
-                inner.disconnect_listeners();
-                inner.releasing_since = Some(now);
-            }
-            let extras = inner.extras.as_mut();
-            let operations = extras.map(|it| std::mem::take(&mut it.operations));
-            Some((status, operations))
-        })?;
+        let now = cx.now;
+        let (status, operations) = self.change(cx, |inner| inner.begin_release(token, by, now))?;
         for operation in operations.into_iter().flatten() {
             // They are not sent any more: the status says why.
-            fx.operation_ended(&operation.cell, Ok(()));
+            cx.fx.operation_ended(&operation.cell, Ok(()));
         }
         Some(status)
     }
 
-    /// Leaves the release, which has begun, to a round of the engine. The holder waits for its end
-    /// in the cell.
-    pub(super) fn release_by_round(&self) -> Arc<OperationCell> {
-        let cell = OperationCell::new();
-        self.inner.lock().extras().release = Some(Arc::clone(&cell));
-        cell
+    /// Ends the holding of `token`: the lease lingers if it `may_linger`, and its release begins
+    /// otherwise, as by [`begin_release`](Self::begin_release).
+    pub(super) fn end_holding(
+        self: &Arc<Self>,
+        token: FencingToken,
+        may_linger: bool,
+        by: Option<&Arc<OperationCell>>,
+        cx: &mut Context<'_>,
+    ) -> HoldingEnd {
+        let now = cx.now;
+        let (lingers, began) = self.change(cx, |inner| {
+            let lingers = may_linger
+                .then(|| inner.begin_linger(&self.run, token, now))
+                .flatten();
+            let began = match lingers {
+                Some(_) => None,
+                None => inner.begin_release(token, by, now),
+            };
+            (lingers, began)
+        });
+        if let Some((lasts, before)) = lingers {
+            cx.fx.discard.push(Discard::Holder(before));
+            return HoldingEnd::Lingers(lasts);
+        }
+        let Some((status, operations)) = began else {
+            return HoldingEnd::Over;
+        };
+        for operation in operations.into_iter().flatten() {
+            cx.fx.operation_ended(&operation.cell, Ok(()));
+        }
+        HoldingEnd::Releases(status)
     }
 
     /// Returns the release that a round must begin.
@@ -458,9 +530,11 @@ impl HeldLease {
         self.inner.lock().extras.as_mut()?.release.take()
     }
 
-    /// Ends the release. Returns false if that was known before: a late end changes nothing.
-    pub(crate) fn end_release(self: &Arc<Self>, lost: Option<Lost>, fx: &mut Effects) -> bool {
-        self.with(fx, |inner| {
+    /// Ends the release: the lease leaves its entry. Returns false if it has ended before, or was
+    /// lost.
+    pub(super) fn end_release(self: &Arc<Self>, lost: Option<Lost>, cx: &mut Context<'_>) -> bool {
+        self.change(cx, |inner| {
+            inner.has_left = true;
             if inner.releasing_since.take().is_none() {
                 return false;
             }
@@ -492,6 +566,41 @@ impl Inner {
         if let Some(extras) = &mut self.extras {
             extras.listeners.clear();
         }
+    }
+
+    /// A holding begins.
+    pub(super) fn begin_holding(&mut self, taker: Taker<'_>, now: Instant) {
+        self.lease.hand_off(now, taker.max_hold);
+        self.since = Some(now);
+        self.lingers = false;
+        self.holder = taker.holder.clone();
+    }
+
+    /// Begins the release by the holder of `token`: returns the status before it, and the
+    /// operations that are not sent any more. `None` if this holder has released it before.
+    fn begin_release(
+        &mut self,
+        token: FencingToken,
+        by: Option<&Arc<OperationCell>>,
+        now: Instant,
+    ) -> Option<(LeaseStatus, Option<VecDeque<Operation>>)> {
+        if self.token != token || std::mem::replace(&mut self.released_by_holder, true) {
+            return None;
+        }
+        let status = self.lease.release(now);
+        self.lingers = false;
+        if let LeaseStatus::Held(_) = status {
+            self.disconnect_listeners();
+            self.releasing_since = Some(now);
+        }
+        let extras = self.extras.as_mut();
+        let operations = extras.map(|it| std::mem::take(&mut it.operations));
+        if let Some(cell) = by
+            && matches!(status, LeaseStatus::Held(_) | LeaseStatus::InDoubt)
+        {
+            self.extras().release = Some(Arc::clone(cell));
+        }
+        Some((status, operations))
     }
 
     /// A holding ends, and the lease goes on.

@@ -8,7 +8,7 @@ use crate::holder_id::HolderId;
 use crate::kernel::context::Context;
 use crate::kernel::effects::Discard;
 use crate::kernel::entry::{Held, LockEntry};
-use crate::kernel::held::HeldLease;
+use crate::kernel::held::{HeldLease, Taker};
 use crate::kernel::lease::{LeaseState, LeaseStatus, NoHandoff};
 use crate::kernel::part::Part;
 use crate::kernel::request::{Request, RequestNo, RequestState, Serves};
@@ -24,8 +24,7 @@ use crate::protocol::primitive::Primitive;
 use crate::token::FencingToken;
 
 /// What Redis has granted.
-#[derive(Debug)]
-pub(super) struct Grant {
+pub(super) struct Grant<'a> {
     pub(super) id: HolderId,
     pub(super) tokens: TokenBlock,
     pub(super) lease: LeaseState,
@@ -35,6 +34,8 @@ pub(super) struct Grant {
     /// It was granted to a place in the queue.
     pub(super) in_queue: bool,
     pub(super) part: Option<Part>,
+    /// The call that takes it at once, if its thread reads the reply.
+    pub(super) taker: Option<Taker<'a>>,
 }
 
 impl LockEntry {
@@ -55,10 +56,15 @@ impl LockEntry {
     pub(super) fn hold(
         &mut self,
         lock: &Arc<dyn Primitive>,
-        grant: Grant,
+        mut grant: Grant<'_>,
         cx: &mut Context<'_>,
     ) -> Arc<HeldLease> {
         cx.kernel.table.forget_id(&grant.id);
+        // The machine may have stood still since the command was sent.
+        let ahead = cx.kernel.ran_ahead_since(grant.lease.confirmed_at());
+        if !ahead.is_zero() {
+            grant.lease.distrust(ahead, cx.now);
+        }
         let serial = cx.kernel.next_serial();
         let lease = Arc::new(HeldLease::new(lock, grant, serial, cx.now));
         let is_shared = lock.is_shared();
@@ -70,8 +76,6 @@ impl LockEntry {
         self.last.silent_since = None;
         #[cfg(sim)]
         cx.fx.began.push((Arc::clone(&lease), lease.run.first()));
-        // The machine may have stood still since the command was sent.
-        cx.distrust(&lease);
         lease.rearm(cx);
         if !is_on(Mutant::EvictionMakesNobodyAsk) {
             // The line may have waited for the end of an evicted lease.
@@ -89,19 +93,18 @@ impl LockEntry {
             (self.held.len() >= self.capacity).then_some(0)
         } {
             if !is_on(Mutant::EvictedIsNotLost) {
-                self.held[n].lease.lose(Lost::Taken, cx.now, cx.fx);
+                self.held[n].lease.lose(Lost::Taken, cx);
             }
-            let lease = self.remove_held(n, cx);
+            let lease = self.remove_held(n);
+            lease.leave(cx);
             cx.fx.discard.push(Discard::Lease(lease));
         }
     }
 
-    fn remove_held(&mut self, n: usize, cx: &mut Context<'_>) -> Arc<HeldLease> {
-        let lease = self.held.remove(n).lease;
+    fn remove_held(&mut self, n: usize) -> Arc<HeldLease> {
         self.lingers_until
             .take_if(|_| !is_on(Mutant::LostLeaseLingers));
-        lease.leave(cx);
-        lease
+        self.held.remove(n).lease
     }
 
     /// A request was granted the lock, for `receiver`.
@@ -112,22 +115,12 @@ impl LockEntry {
         }
     }
 
-    /// Gives a lease to the call that it is for. Returns it if that is the caller.
-    pub(super) fn give(
-        &mut self,
-        lease: Arc<HeldLease>,
-        receiver: Receiver,
-        cx: &mut Context<'_>,
-    ) -> Option<Outcome> {
-        let token = lease.token();
-        let outcome = Outcome::Lease(lease, token);
-        match receiver {
-            Receiver::Waiter(no) => {
-                self.end_waiter(no, outcome, cx);
-                self.retire_of(no, cx);
-                None
-            }
-            Receiver::Caller | Receiver::Nobody => Some(outcome),
+    /// Gives a lease to the parked call that it is for.
+    pub(super) fn give(&mut self, lease: Arc<HeldLease>, receiver: Receiver, cx: &mut Context<'_>) {
+        if let Receiver::Waiter(no) = receiver {
+            let token = lease.run.first();
+            self.end_waiter(no, Outcome::Lease(lease, token), cx);
+            self.retire_of(no, cx);
         }
     }
 
@@ -157,6 +150,16 @@ impl LockEntry {
         Ok(())
     }
 
+    /// A lease of this client was found to be lost: somebody must ask. Returns false if it was not
+    /// in this entry any more.
+    pub(super) fn lost(&mut self, lease: &Arc<HeldLease>, cx: &mut Context<'_>) -> bool {
+        let was_here = self.ended(lease, cx.now, cx);
+        if was_here {
+            lease.leave(cx);
+        }
+        was_here
+    }
+
     /// A lease of this client has ended: somebody must ask at `at`. Returns false if it was not in
     /// this entry any more.
     pub(super) fn ended(
@@ -169,7 +172,7 @@ impl LockEntry {
             return false;
         };
         let was_alone = self.holds_alone();
-        self.remove_held(n, cx);
+        self.remove_held(n);
         if self.last.cut(cx.now) || was_alone {
             self.plan_last_attempts();
         }
@@ -215,10 +218,10 @@ impl LockEntry {
     ) {
         // Nobody holds one that lingers.
         let was_held = lease.since().is_some();
-        let Some(status) = lease.begin_release(token, cx.now, cx.fx) else {
+        let Some(status) = lease.begin_release(token, None, cx) else {
             return;
         };
-        lease.end_release(None, cx.fx);
+        lease.end_release(None, cx);
         self.ended(lease, cx.now, cx);
         if was_held && matches!(status, LeaseStatus::Held(_)) && self.is_asked_for() {
             // A call whose deadline comes now has waited for this lease.
@@ -259,8 +262,7 @@ impl LockEntry {
         }
         for held in self.held.take() {
             let lease = held.lease;
-            lease.lose(Lost::ShutDown, cx.now, cx.fx);
-            lease.rearm(cx);
+            lease.lose(Lost::ShutDown, cx);
             if lease.status(cx.now, cx.fx) == LeaseStatus::Lost(Lost::ShutDown) {
                 self.release_later(&lease, true, cx);
             }

@@ -103,14 +103,14 @@ impl LeaseWork {
 
 impl HeldLease {
     /// Adds an operation of the holder of `token`. Returns false if it holds the lease no more.
-    pub(crate) fn want(
+    pub(super) fn want(
         self: &Arc<Self>,
         token: FencingToken,
         operation: Operation,
-        now: Instant,
-        fx: &mut Effects,
+        cx: &mut Context<'_>,
     ) -> bool {
-        self.with(fx, |inner| {
+        let now = cx.now;
+        self.change(cx, |inner| {
             let is_held = matches!(inner.lease.status(now), LeaseStatus::Held(_));
             if inner.token != token || inner.released_by_holder || !is_held {
                 return false;
@@ -262,17 +262,12 @@ impl HeldLease {
 
     /// The lease has left its entry: the engine looks for its loss no more.
     pub(super) fn leave(self: &Arc<Self>, cx: &mut Context<'_>) {
-        self.inner.lock().has_left = true;
-        self.rearm(cx);
+        self.change(cx, |inner| inner.has_left = true);
     }
 
-    /// Schedules what the lease needs next, under its lock: two threads cannot do so in the wrong
-    /// order.
+    /// Schedules what the lease needs next.
     pub(super) fn rearm(self: &Arc<Self>, cx: &mut Context<'_>) {
-        let inner = self.inner.lock();
-        let due = inner.due(cx.now, cx.kernel.limits.command_timeout);
-        let _right = (!is_on(Mutant::LeaseIsScheduledLate)).then_some(inner);
-        cx.put_lease(self, due);
+        self.change(cx, |_| ());
     }
 
     /// Returns whether one server has its key.
@@ -284,7 +279,7 @@ impl HeldLease {
 impl Inner {
     /// Returns when the engine must look at the lease, and until when it may sleep if it sleeps.
     /// `None` if never again.
-    fn due(&self, now: Instant, command_timeout: Duration) -> Option<[Instant; 2]> {
+    pub(super) fn due(&self, now: Instant, command_timeout: Duration) -> Option<[Instant; 2]> {
         let extras = self.extras.as_ref();
         if extras.is_some_and(|it| it.release.is_some()) {
             return Some([Instant::START, Instant::START]);

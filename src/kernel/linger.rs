@@ -15,10 +15,10 @@ use crate::holder_id::HolderId;
 use crate::kernel::Kernel;
 use crate::kernel::call::CallTerms;
 use crate::kernel::context::Context;
-use crate::kernel::effects::{Discard, Effects};
+use crate::kernel::effects::Effects;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::held::{HeldLease, Holder, Inner};
-use crate::kernel::lease::LeaseStatus;
+use crate::kernel::lease::{HandoffRun, LeaseStatus};
 use crate::kernel::unlock::{Unlock, begin_release};
 use crate::mutant::{Mutant, is_on};
 use crate::name::Name;
@@ -26,29 +26,17 @@ use crate::protocol::primitive::Primitive;
 use crate::token::FencingToken;
 
 impl LockEntry {
-    /// The holder of `token` unlocks. Returns whether the lease lingers from now on: nobody asks
-    /// for it, and it could be handed off.
-    pub(super) fn linger(
-        &mut self,
-        lease: &Arc<HeldLease>,
-        token: FencingToken,
-        cx: &mut Context<'_>,
-    ) -> bool {
-        let lasts = lease.linger();
-        if lasts.is_zero()
-            || self.is_wanted()
-            || cx.kernel.is_closed()
-            || !self.holds(&lease.id)
-            || !lease.begin_linger(token, cx.now, cx.fx)
-        {
-            return false;
-        }
+    /// Returns whether a lease may linger after its holding: nobody asks for it.
+    pub(super) fn may_linger(&self, lease: &HeldLease, cx: &Context<'_>) -> bool {
+        !self.is_wanted() && !cx.kernel.is_closed() && self.holds(&lease.id)
+    }
+
+    /// The only lease of the entry lingers for this long.
+    pub(super) fn lingers_for(&mut self, lasts: Duration, cx: &Context<'_>) {
         let until = cx.now.after(lasts);
         self.lingers_until = Some(until);
         self.touch(until, until);
         cx.kernel.note_lingered();
-        lease.rearm(cx);
-        true
     }
 
     /// Gives a lease that lingers to a call, if it could be handed off to that now.
@@ -58,11 +46,10 @@ impl LockEntry {
         cx: &mut Context<'_>,
     ) -> Option<(Arc<HeldLease>, FencingToken)> {
         let lease = Arc::clone(self.lingering()?);
-        let token = lease.relock(wants, cx.now, cx.fx)?;
+        let token = lease.relock(wants, cx)?;
         self.lingers_until = None;
         #[cfg(sim)]
         cx.fx.began.push((Arc::clone(&lease), token));
-        lease.rearm(cx);
         Some((lease, token))
     }
 
@@ -107,35 +94,6 @@ impl HeldLease {
         self.inner.lock().lingers
     }
 
-    /// Returns for how long the lease lingers after the end of its holding.
-    fn linger(&self) -> Duration {
-        self.inner.lock().holder.linger
-    }
-
-    /// The holder of `token` ends its holding. Returns false if the lease cannot be taken again.
-    fn begin_linger(self: &Arc<Self>, token: FencingToken, now: Instant, fx: &mut Effects) -> bool {
-        let before = self.with(fx, |inner| {
-            let terms = inner.lease.own_terms();
-            let handoffs = inner.holder.handoffs;
-            let goes_on = inner.token == token
-                && !inner.released_by_holder
-                && matches!(inner.lease.status(now), LeaseStatus::Held(_))
-                && (self.run.relock(&inner.lease, token, &terms, handoffs, now)).is_some();
-            goes_on.then(|| {
-                let next = Holder {
-                    handoffs,
-                    ..Holder::default()
-                };
-                inner.end_holding(now);
-                inner.lingers = true;
-                std::mem::replace(&mut inner.holder, next)
-            })
-        });
-        let lingers = before.is_some();
-        fx.discard.extend(before.map(Discard::Holder));
-        lingers
-    }
-
     /// Returns the token under which a call could take the lease at `now`.
     fn next_token(&self, inner: &Inner, wants: &CallTerms, now: Instant) -> Option<FencingToken> {
         let is_of_kind = wants.lock.has_local_queue();
@@ -154,18 +112,11 @@ impl HeldLease {
     }
 
     /// A call takes the lease; returns its token.
-    fn relock(
-        self: &Arc<Self>,
-        wants: &CallTerms,
-        now: Instant,
-        fx: &mut Effects,
-    ) -> Option<FencingToken> {
-        self.with(fx, |inner| {
+    fn relock(self: &Arc<Self>, wants: &CallTerms, cx: &mut Context<'_>) -> Option<FencingToken> {
+        let now = cx.now;
+        self.change(cx, |inner| {
             let next = self.next_token(inner, wants, now)?;
-            inner.lease.hand_off(now, wants.terms.max_hold);
-            inner.since = Some(now);
-            inner.lingers = false;
-            inner.holder = wants.holder.clone();
+            inner.begin_holding(wants.taker(), now);
             let last = std::mem::replace(&mut inner.token, next);
             Some(if is_on(Mutant::RelockKeepsTheToken) {
                 last
@@ -173,6 +124,35 @@ impl HeldLease {
                 next
             })
         })
+    }
+}
+
+impl Inner {
+    /// The holder of `token` ends its holding, and the lease lingers: returns for how long, and the
+    /// holder. `None` if that is over, or the lease could not be taken again.
+    pub(super) fn begin_linger(
+        &mut self,
+        run: &HandoffRun,
+        token: FencingToken,
+        now: Instant,
+    ) -> Option<(Duration, Holder)> {
+        let lasts = self.holder.linger;
+        if lasts.is_zero()
+            || self.token != token
+            || self.released_by_holder
+            || !matches!(self.lease.status(now), LeaseStatus::Held(_))
+        {
+            return None;
+        }
+        let (terms, handoffs) = (self.lease.own_terms(), self.holder.handoffs);
+        run.relock(&self.lease, token, &terms, handoffs, now)?;
+        let next = Holder {
+            handoffs,
+            ..Holder::default()
+        };
+        self.end_holding(now);
+        self.lingers = true;
+        Some((lasts, std::mem::replace(&mut self.holder, next)))
     }
 }
 

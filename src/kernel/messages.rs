@@ -114,8 +114,7 @@ impl Kernel {
         cx.for_each(|entry, cx| {
             for held in entry.held.iter() {
                 if is_moved(&*held.lease.lock) {
-                    held.lease.suspect(cx.now, cx.fx);
-                    held.lease.rearm(cx);
+                    held.lease.suspect(cx);
                 }
             }
             if entry.requests.walk().any(|it| is_moved(&*it.lock)) {
@@ -169,8 +168,7 @@ impl Kernel {
         self.at(now, fx).for_each(|entry, cx| {
             for held in entry.held.iter() {
                 if held.lease.id.as_str().as_bytes() == holder {
-                    held.lease.suspect(cx.now, cx.fx);
-                    held.lease.rearm(cx);
+                    held.lease.suspect(cx);
                 }
             }
         });
@@ -217,8 +215,7 @@ impl LockEntry {
         let held = self.held.iter().find(|held| is_ours(&held.lease.id));
         if let Some(held) = held.filter(|held| held.lease.is_open()) {
             // Somebody else has released it.
-            held.lease.suspect(cx.now, cx.fx);
-            held.lease.rearm(cx);
+            held.lease.suspect(cx);
             return;
         }
         // The end of a lease of this client makes its line ask: the message is for others.

@@ -192,10 +192,11 @@ impl HeldLease {
 
     /// The engine asks the listener at `at`, too.
     fn look_at(self: &Arc<Self>, at: Instant, cx: &mut Context<'_>) {
-        if let Some(part) = &mut self.inner.lock().part {
-            part.look_at = at;
-        }
-        self.rearm(cx);
+        self.change(cx, |inner| {
+            if let Some(part) = &mut inner.part {
+                part.look_at = at;
+            }
+        });
     }
 
     /// Returns how the whole is that the lease is a part of.

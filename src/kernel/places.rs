@@ -249,6 +249,7 @@ impl LockEntry {
                 .part
                 .as_ref()
                 .map(|it| it.terms.part.clone()),
+            taker: None,
         };
         let receiver = self.receiver(&self.requests[n]);
         self.count_wake(n, receiver, cx);

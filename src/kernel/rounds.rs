@@ -205,7 +205,7 @@ impl Engine {
         match &round.kind {
             RoundKind::Propose(asked) => {
                 let is_held = cx.with_entry(&asked.lock, |entry, cx| {
-                    entry.answered(asked, end, sent, cx);
+                    entry.answered(asked, end, sent, None, cx);
                     entry.holds(&asked.id)
                 });
                 self.close_proposal(no, is_held, turn);

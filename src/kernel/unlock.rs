@@ -19,7 +19,7 @@ use crate::kernel::context::Context;
 use crate::kernel::effects::Effects;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::fault::Fault;
-use crate::kernel::held::HeldLease;
+use crate::kernel::held::{HeldLease, HoldingEnd};
 use crate::kernel::lease::{LeaseStatus, NoHandoff, Operation, OperationCell, Wanted};
 use crate::kernel::messages::FREE_FOR;
 use crate::kernel::table::entry_name;
@@ -80,10 +80,8 @@ impl Kernel {
                 }
                 Err(NoHandoff::Release) => {}
             }
-            if entry.linger(lease, token, cx) {
-                return Unlock::Lingers;
-            }
-            begin_release(entry, lease, token, cx)
+            let may_linger = entry.may_linger(lease, cx);
+            end_holding(entry, lease, (token, may_linger), cx)
         })
     }
 
@@ -97,8 +95,8 @@ impl Kernel {
         fx: &mut Effects,
     ) -> Option<LeaseStatus> {
         self.at(now, fx).with_entry(&lease.lock, |entry, cx| {
-            let status = lease.begin_release(token, cx.now, cx.fx)?;
-            lease.end_release(None, cx.fx);
+            let status = lease.begin_release(token, None, cx)?;
+            lease.end_release(None, cx);
             entry.ended(lease, cx.now, cx);
             if let LeaseStatus::Lost(lost) = status
                 && lost != Lost::ShutDown
@@ -166,7 +164,7 @@ impl Kernel {
                 return;
             }
             if let Unlock::Send(_) = begin_release(entry, lease, token, cx) {
-                lease.end_release(None, cx.fx);
+                lease.end_release(None, cx);
                 entry.release_unsent(lease, cx);
             }
         });
@@ -189,7 +187,7 @@ impl Kernel {
                 Unlocked::Released | Unlocked::Unconfirmed => None,
             };
             // The engine, or a shutdown, may have ended it.
-            if lease.end_release(lost, cx.fx) {
+            if lease.end_release(lost, cx) {
                 end_unlock(entry, lease, &end, unlocked, cx);
             }
             unlocked
@@ -225,7 +223,7 @@ impl Context<'_> {
     /// The engine looks at a lease that is being released: its caller's thread stands still.
     pub(super) fn end_overdue_release(&mut self, lease: &Arc<HeldLease>) {
         self.with_entry(&lease.lock, |entry, cx| {
-            if lease.end_release(None, cx.fx) {
+            if lease.end_release(None, cx) {
                 entry.release_unsent(lease, cx);
             }
         });
@@ -238,7 +236,7 @@ impl Context<'_> {
         let has_left = self.with_existing(name, |entry, cx| {
             // It has no holder who would release what is left of it.
             let lingers = entry.lingering().is_some();
-            let has_left = entry.ended(lease, cx.now, cx);
+            let has_left = entry.lost(lease, cx);
             let is_by_clock = matches!(status, LeaseStatus::Lost(Lost::Expired | Lost::MaxHold));
             if is_by_clock && lease.since().is_some() {
                 let by = Arc::new(named(lease));
@@ -267,9 +265,7 @@ fn want(
         what,
         cell: Arc::clone(&cell),
     };
-    let is_held = lease.want(token, operation, cx.now, cx.fx);
-    lease.rearm(cx);
-    is_held.then_some(cell)
+    lease.want(token, operation, cx).then_some(cell)
 }
 
 pub(super) fn begin_release(
@@ -278,24 +274,35 @@ pub(super) fn begin_release(
     token: FencingToken,
     cx: &mut Context<'_>,
 ) -> Unlock {
-    match lease.begin_release(token, cx.now, cx.fx) {
-        None | Some(LeaseStatus::Released) => Unlock::Over,
-        Some(LeaseStatus::Lost(lost)) => {
-            entry.ended(lease, cx.now, cx);
+    end_holding(entry, lease, (token, false), cx)
+}
+
+/// Ends the holding of `token`: the lease lingers if it may, and its release begins otherwise.
+fn end_holding(
+    entry: &mut LockEntry,
+    lease: &Arc<HeldLease>,
+    (token, may_linger): (FencingToken, bool),
+    cx: &mut Context<'_>,
+) -> Unlock {
+    let cell = cx.kernel.is_quorum().then(OperationCell::new);
+    match lease.end_holding(token, may_linger, cell.as_ref(), cx) {
+        HoldingEnd::Lingers(lasts) => {
+            entry.lingers_for(lasts, cx);
+            Unlock::Lingers
+        }
+        HoldingEnd::Over | HoldingEnd::Releases(LeaseStatus::Released) => Unlock::Over,
+        HoldingEnd::Releases(LeaseStatus::Lost(lost)) => {
+            entry.lost(lease, cx);
             if lost != Lost::ShutDown {
                 // The key can still exist: this client counts an expiry earlier than the server.
                 entry.release_later(lease, false, cx);
             }
             Unlock::AlreadyLost(lost)
         }
-        Some(LeaseStatus::Held(_) | LeaseStatus::InDoubt) => {
-            let cell = cx.kernel.is_quorum().then(|| lease.release_by_round());
-            lease.rearm(cx);
-            match cell {
-                Some(cell) => Unlock::Wait(cell),
-                None => Unlock::Send(release_command(lease)),
-            }
-        }
+        HoldingEnd::Releases(LeaseStatus::Held(_) | LeaseStatus::InDoubt) => match cell {
+            Some(cell) => Unlock::Wait(cell),
+            None => Unlock::Send(release_command(lease)),
+        },
     }
 }
 

@@ -165,15 +165,15 @@ impl Runtime {
     /// system has no threads left, the caller gets an error and not a lease without renewal.
     pub(crate) fn start(self: &Arc<Self>) -> Result<(), Error> {
         self.engine.worker.start(|| {
+            for server in self.deployment.fixed() {
+                self.endpoints.of(server);
+            }
             let me = Arc::clone(self);
             move || {
                 logging::defer_to(me.callbacks.later());
                 engine_loop::run(&me);
             }
         })?;
-        for server in self.deployment.fixed() {
-            self.endpoints.of(server);
-        }
         match self.deployment.sentinels() {
             Some(_) => self.start_subscriber(),
             None => Ok(()),
