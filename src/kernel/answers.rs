@@ -11,7 +11,8 @@ use crate::kernel::command::{Command, What};
 use crate::kernel::context::Context;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::fault::Fault;
-use crate::kernel::held::{HeldLease, Taker};
+use crate::kernel::held::HeldLease;
+use crate::kernel::holder::Taker;
 use crate::kernel::holdings::Grant;
 use crate::kernel::lease::{GRACE, LeaseState};
 use crate::kernel::request::{Asked, Flight, Request, RequestNo, RequestState, Sender, Serves};
@@ -248,14 +249,7 @@ impl LockEntry {
             self.receiver_terms(&self.requests[n])
         };
         if !fits(&asked, &terms) {
-            if !cx.kernel.is_quorum() {
-                self.confirm_first(n, &flight.id, tokens, false, cx);
-                return ForCaller::GoesOn;
-            }
-            // The round releases it, before the next one asks on the terms of its receiver.
-            cx.kernel.table.forget_id(&flight.id);
-            self.last.answered(sent, cx.now);
-            self.set_due(n, cx.now);
+            self.granted_for_less(n, flight, tokens, sent, cx);
             return ForCaller::GoesOn;
         }
         let from = if is_on(Mutant::GrantCountsFromReply) {
@@ -282,11 +276,31 @@ impl LockEntry {
             taker,
         };
         let lease = self.hold(&request.lock, grant, cx);
-        if is_caller {
-            return ForCaller::Holds(lease, tokens.first);
+        match receiver {
+            Receiver::Waiter(no) => {
+                self.give(lease, no, cx);
+                ForCaller::GoesOn
+            }
+            Receiver::Caller | Receiver::Nobody => ForCaller::Holds(lease, tokens.first),
         }
-        self.give(lease, receiver, cx);
-        ForCaller::GoesOn
+    }
+
+    /// A lease was granted on terms that are not enough for its receiver.
+    fn granted_for_less(
+        &mut self,
+        n: RequestNo,
+        flight: &Flight,
+        tokens: TokenBlock,
+        sent: Instant,
+        cx: &mut Context<'_>,
+    ) {
+        if !cx.kernel.is_quorum() {
+            return self.confirm_first(n, &flight.id, tokens, false, cx);
+        }
+        // The round releases it, before the next one asks on the terms of its receiver.
+        cx.kernel.table.forget_id(&flight.id);
+        self.last.answered(sent, cx.now);
+        self.set_due(n, cx.now);
     }
 
     /// A lease has ended before the reply arrived that grants it.

@@ -25,7 +25,7 @@ use crate::kernel::context::Context;
 use crate::kernel::effects::Effects;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::fault::Fault;
-use crate::kernel::held::{Holder, Taker};
+use crate::kernel::holder::{Holder, Taker};
 use crate::kernel::part::PartTerms;
 use crate::kernel::request::{Asked, PartRequest, RequestNo, RequestState, Sender, Serves};
 use crate::kernel::waiter::{Failure, Outcome, Wait, Waiter, WaiterCell, WaiterNo};

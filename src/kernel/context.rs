@@ -1,5 +1,6 @@
 //! The context of a decision: the client, the time, and the list for its effects.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use crate::clock::Instant;
@@ -8,6 +9,7 @@ use crate::kernel::Kernel;
 use crate::kernel::effects::Effects;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::held::HeldLease;
+use crate::kernel::lease::Operation;
 use crate::kernel::pending::PendingReleases;
 use crate::kernel::schedule::Item;
 use crate::kernel::table::entry_name;
@@ -108,6 +110,13 @@ impl Context<'_> {
                 }
             }
             None => schedule.remove_lease(lease),
+        }
+    }
+
+    /// Ends operations of a lease that are not sent any more: its status says why.
+    pub(super) fn drop_operations(&mut self, operations: Option<VecDeque<Operation>>) {
+        for operation in operations.into_iter().flatten() {
+            self.fx.operation_ended(&operation.cell, Ok(()));
         }
     }
 

@@ -9,6 +9,8 @@
 //!             lost before it is taken: nobody is told, and its call waits again
 //! ```
 //!
+//! A call whose own thread reads the grant holds the lease from its beginning.
+//!
 //! `lease.rs` has its commands.
 
 use std::collections::VecDeque;
@@ -19,10 +21,11 @@ use std::time::Duration;
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::clock::Instant;
-use crate::config::{LeaseTerms, OnLost, OnRenew};
+use crate::config::{LeaseTerms, OnRenew};
 use crate::holder_id::HolderId;
 use crate::kernel::context::Context;
 use crate::kernel::effects::{Discard, Effects, Told};
+use crate::kernel::holder::{Facts, Holder, HoldingEnd, Taker};
 use crate::kernel::holdings::Grant;
 use crate::kernel::lease::{
     HandoffRun, LeaseState, LeaseStatus, NoHandoff, Operation, OperationCell,
@@ -51,76 +54,6 @@ pub(crate) struct HeldLease {
     pub(crate) serial: u64,
     pub(super) scheduled: Scheduled,
     pub(crate) inner: Mutex<Inner>,
-}
-
-/// The holder that takes a lease, and for how long it may hold it.
-#[derive(Clone, Copy)]
-pub(crate) struct Taker<'a> {
-    pub(crate) holder: &'a Holder,
-    pub(crate) max_hold: Duration,
-}
-
-/// What is recorded of a holding at its end.
-pub(crate) struct Facts {
-    pub(crate) since: Option<Instant>,
-    pub(crate) trace_id: Option<Arc<str>>,
-    pub(crate) ttl: Duration,
-}
-
-/// How a holding ends.
-pub(super) enum HoldingEnd {
-    /// The lease lingers for this long.
-    Lingers(Duration),
-    /// Its release has begun; the status before it.
-    Releases(LeaseStatus),
-    /// This holder has ended it before.
-    Over,
-}
-
-/// What a holder brings to a lease: it is installed when its thread takes the lease.
-#[derive(Clone, Default)]
-pub(crate) struct Holder {
-    /// The most hand-offs in a row that this holder allows.
-    pub(crate) handoffs: u32,
-    /// For how long the lease lingers after the end of the holding.
-    pub(crate) linger: Duration,
-    /// The thread that acquires it, for warnings in debug builds.
-    pub(crate) thread: Option<ThreadId>,
-    /// `None` if it is empty.
-    pub(crate) reports: Option<Box<Reports>>,
-}
-
-/// The callbacks of a holder, and its trace id for log records.
-#[derive(Clone, Default)]
-pub(crate) struct Reports {
-    pub(crate) trace_id: Option<Arc<str>>,
-    pub(crate) on_lost: Option<Arc<OnLost>>,
-    pub(crate) on_renew: Option<Arc<OnRenew>>,
-}
-
-impl Reports {
-    pub(crate) fn has_callbacks(&self) -> bool {
-        self.on_lost.is_some() || self.on_renew.is_some()
-    }
-}
-
-impl Holder {
-    pub(crate) fn trace_id(&self) -> Option<&Arc<str>> {
-        self.reports.as_ref()?.trace_id.as_ref()
-    }
-
-    pub(crate) fn on_lost(&self) -> Option<&Arc<OnLost>> {
-        self.reports.as_ref()?.on_lost.as_ref()
-    }
-
-    pub(crate) fn on_renew(&self) -> Option<&Arc<OnRenew>> {
-        self.reports.as_ref()?.on_renew.as_ref()
-    }
-
-    /// Returns whether it may own a user's closure.
-    pub(crate) fn has_callbacks(&self) -> bool {
-        self.reports.as_ref().is_some_and(|it| it.has_callbacks())
-    }
 }
 
 pub(crate) struct Inner {
@@ -406,6 +339,17 @@ impl HeldLease {
         receiver
     }
 
+    /// Ends a lease that Redis has given to somebody else, and that leaves its entry.
+    pub(super) fn evict(self: &Arc<Self>, cx: &mut Context<'_>) {
+        let now = cx.now;
+        self.change(cx, |inner| {
+            if !is_on(Mutant::EvictedIsNotLost) {
+                inner.lease.lose(Lost::Taken, now);
+            }
+            inner.has_left = true;
+        });
+    }
+
     /// Ends the lease as lost, unless it has ended or is being released.
     pub(super) fn lose(self: &Arc<Self>, lost: Lost, cx: &mut Context<'_>) {
         let now = cx.now;
@@ -474,55 +418,54 @@ impl HeldLease {
         Ok(next)
     }
 
-    /// Begins the release by the holder of `token`, and returns the status before it; `None` if
-    /// this holder has released the lease before. If `by` has a cell, a round of the engine releases
-    /// it, and the holder waits for its end there.
-    pub(super) fn begin_release(
+    /// Ends the lease of the holder of `token` without a release, and returns the status before it;
+    /// `None` if this holder has ended it before. It leaves its entry.
+    pub(super) fn end_unreleased(
         self: &Arc<Self>,
         token: FencingToken,
-        by: Option<&Arc<OperationCell>>,
         cx: &mut Context<'_>,
     ) -> Option<LeaseStatus> {
         let now = cx.now;
-        let (status, operations) = self.change(cx, |inner| inner.begin_release(token, by, now))?;
-        for operation in operations.into_iter().flatten() {
-            // They are not sent any more: the status says why.
-            cx.fx.operation_ended(&operation.cell, Ok(()));
-        }
+        let (status, operations) = self.change(cx, |inner| {
+            let began = inner.begin_release(token, now)?;
+            inner.end_release(None);
+            Some(began)
+        })?;
+        cx.drop_operations(operations);
         Some(status)
     }
 
     /// Ends the holding of `token`: the lease lingers if it `may_linger`, and its release begins
-    /// otherwise, as by [`begin_release`](Self::begin_release).
+    /// otherwise. If a round of the engine is to release it, the holder waits in the cell for that.
     pub(super) fn end_holding(
         self: &Arc<Self>,
         token: FencingToken,
         may_linger: bool,
-        by: Option<&Arc<OperationCell>>,
         cx: &mut Context<'_>,
     ) -> HoldingEnd {
-        let now = cx.now;
-        let (lingers, began) = self.change(cx, |inner| {
-            let lingers = may_linger
-                .then(|| inner.begin_linger(&self.run, token, now))
-                .flatten();
-            let began = match lingers {
-                Some(_) => None,
-                None => inner.begin_release(token, by, now),
+        let (now, by_round) = (cx.now, cx.kernel.is_quorum());
+        let (end, operations) = self.change(cx, |inner| {
+            let lingers = || inner.begin_linger(&self.run, token, now);
+            if let Some((lasts, before)) = may_linger.then(lingers).flatten() {
+                return (HoldingEnd::Lingers(lasts, before), None);
+            }
+            let Some((status, operations)) = inner.begin_release(token, now) else {
+                return (HoldingEnd::Over, None);
             };
-            (lingers, began)
+            let end = match status {
+                LeaseStatus::Released => HoldingEnd::Over,
+                LeaseStatus::Lost(lost) => HoldingEnd::Lost(lost),
+                _ if by_round => {
+                    let cell = OperationCell::new();
+                    inner.extras().release = Some(Arc::clone(&cell));
+                    HoldingEnd::Releases(Some(cell))
+                }
+                _ => HoldingEnd::Releases(None),
+            };
+            (end, operations)
         });
-        if let Some((lasts, before)) = lingers {
-            cx.fx.discard.push(Discard::Holder(before));
-            return HoldingEnd::Lingers(lasts);
-        }
-        let Some((status, operations)) = began else {
-            return HoldingEnd::Over;
-        };
-        for operation in operations.into_iter().flatten() {
-            cx.fx.operation_ended(&operation.cell, Ok(()));
-        }
-        HoldingEnd::Releases(status)
+        cx.drop_operations(operations);
+        end
     }
 
     /// Returns the release that a round must begin.
@@ -533,17 +476,7 @@ impl HeldLease {
     /// Ends the release: the lease leaves its entry. Returns false if it has ended before, or was
     /// lost.
     pub(super) fn end_release(self: &Arc<Self>, lost: Option<Lost>, cx: &mut Context<'_>) -> bool {
-        self.change(cx, |inner| {
-            inner.has_left = true;
-            if inner.releasing_since.take().is_none() {
-                return false;
-            }
-            match lost {
-                Some(lost) => inner.lease.was_lost(lost),
-                None => inner.lease.released(),
-            }
-            true
-        })
+        self.change(cx, |inner| inner.end_release(lost))
     }
 }
 
@@ -581,7 +514,6 @@ impl Inner {
     fn begin_release(
         &mut self,
         token: FencingToken,
-        by: Option<&Arc<OperationCell>>,
         now: Instant,
     ) -> Option<(LeaseStatus, Option<VecDeque<Operation>>)> {
         if self.token != token || std::mem::replace(&mut self.released_by_holder, true) {
@@ -589,18 +521,30 @@ impl Inner {
         }
         let status = self.lease.release(now);
         self.lingers = false;
-        if let LeaseStatus::Held(_) = status {
-            self.disconnect_listeners();
-            self.releasing_since = Some(now);
+        match status {
+            LeaseStatus::Held(_) => {
+                self.disconnect_listeners();
+                self.releasing_since = Some(now);
+            }
+            // Its entry lets it go now.
+            _ => self.has_left = true,
         }
         let extras = self.extras.as_mut();
         let operations = extras.map(|it| std::mem::take(&mut it.operations));
-        if let Some(cell) = by
-            && matches!(status, LeaseStatus::Held(_) | LeaseStatus::InDoubt)
-        {
-            self.extras().release = Some(Arc::clone(cell));
-        }
         Some((status, operations))
+    }
+
+    /// Ends the release that has begun: the lease leaves its entry. Returns false if none had.
+    fn end_release(&mut self, lost: Option<Lost>) -> bool {
+        self.has_left = true;
+        if self.releasing_since.take().is_none() {
+            return false;
+        }
+        match lost {
+            Some(lost) => self.lease.was_lost(lost),
+            None => self.lease.released(),
+        }
+        true
     }
 
     /// A holding ends, and the lease goes on.

@@ -8,7 +8,8 @@ use crate::holder_id::HolderId;
 use crate::kernel::context::Context;
 use crate::kernel::effects::Discard;
 use crate::kernel::entry::{Held, LockEntry};
-use crate::kernel::held::{HeldLease, Taker};
+use crate::kernel::held::HeldLease;
+use crate::kernel::holder::Taker;
 use crate::kernel::lease::{LeaseState, LeaseStatus, NoHandoff};
 use crate::kernel::part::Part;
 use crate::kernel::request::{Request, RequestNo, RequestState, Serves};
@@ -16,7 +17,7 @@ use crate::kernel::requests::Receiver;
 use crate::kernel::round::AtServers;
 use crate::kernel::undo::Proof;
 use crate::kernel::unlock::named;
-use crate::kernel::waiter::{Failure, Outcome};
+use crate::kernel::waiter::{Failure, Outcome, WaiterNo};
 use crate::lost::Lost;
 use crate::mutant::{Mutant, is_on};
 use crate::protocol::place::TokenBlock;
@@ -92,11 +93,8 @@ impl LockEntry {
         } else {
             (self.held.len() >= self.capacity).then_some(0)
         } {
-            if !is_on(Mutant::EvictedIsNotLost) {
-                self.held[n].lease.lose(Lost::Taken, cx);
-            }
             let lease = self.remove_held(n);
-            lease.leave(cx);
+            lease.evict(cx);
             cx.fx.discard.push(Discard::Lease(lease));
         }
     }
@@ -115,13 +113,11 @@ impl LockEntry {
         }
     }
 
-    /// Gives a lease to the parked call that it is for.
-    pub(super) fn give(&mut self, lease: Arc<HeldLease>, receiver: Receiver, cx: &mut Context<'_>) {
-        if let Receiver::Waiter(no) = receiver {
-            let token = lease.run.first();
-            self.end_waiter(no, Outcome::Lease(lease, token), cx);
-            self.retire_of(no, cx);
-        }
+    /// Gives a new lease to a parked call.
+    pub(super) fn give(&mut self, lease: Arc<HeldLease>, no: WaiterNo, cx: &mut Context<'_>) {
+        let token = lease.run.first();
+        self.end_waiter(no, Outcome::Lease(lease, token), cx);
+        self.retire_of(no, cx);
     }
 
     /// Passes a lease to the first call in the line, without Redis.
@@ -160,8 +156,8 @@ impl LockEntry {
         was_here
     }
 
-    /// A lease of this client has ended: somebody must ask at `at`. Returns false if it was not in
-    /// this entry any more.
+    /// A lease of this client has ended, and knows that it leaves: somebody must ask at `at`.
+    /// Returns false if it was not in this entry any more.
     pub(super) fn ended(
         &mut self,
         lease: &Arc<HeldLease>,
@@ -218,10 +214,9 @@ impl LockEntry {
     ) {
         // Nobody holds one that lingers.
         let was_held = lease.since().is_some();
-        let Some(status) = lease.begin_release(token, None, cx) else {
+        let Some(status) = lease.end_unreleased(token, cx) else {
             return;
         };
-        lease.end_release(None, cx);
         self.ended(lease, cx.now, cx);
         if was_held && matches!(status, LeaseStatus::Held(_)) && self.is_asked_for() {
             // A call whose deadline comes now has waited for this lease.

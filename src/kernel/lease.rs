@@ -265,7 +265,7 @@ impl HeldLease {
         self.change(cx, |inner| inner.has_left = true);
     }
 
-    /// Schedules what the lease needs next.
+    /// Schedules what the lease needs next, and tells a loss.
     pub(super) fn rearm(self: &Arc<Self>, cx: &mut Context<'_>) {
         self.change(cx, |_| ());
     }

@@ -28,6 +28,7 @@ pub(crate) mod fault;
 pub(crate) mod few;
 pub(crate) mod groups;
 pub(crate) mod held;
+pub(crate) mod holder;
 pub(crate) mod holdings;
 pub(crate) mod indexed;
 pub(crate) mod last_reply;

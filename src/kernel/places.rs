@@ -255,10 +255,10 @@ impl LockEntry {
         self.count_wake(n, receiver, cx);
         let lock = Arc::clone(&self.requests[n].lock);
         let lease = self.hold(&lock, grant, cx);
-        if receiver == Receiver::Caller {
+        let Receiver::Waiter(no) = receiver else {
             self.requests.change(n).state = RequestState::Won(Some(lease));
             return;
-        }
+        };
         if self.requests[n].flight.is_some() && !is_on(Mutant::WonIsForgotten) {
             let mut request = self.requests.change(n);
             request.state = RequestState::Won(None);
@@ -266,7 +266,7 @@ impl LockEntry {
         } else {
             self.requests.remove(n);
         }
-        self.give(lease, receiver, cx);
+        self.give(lease, no, cx);
     }
 
     /// Applies the end of a refresh.

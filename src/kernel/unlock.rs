@@ -16,10 +16,11 @@ use crate::clock::Instant;
 use crate::kernel::Kernel;
 use crate::kernel::command::{Command, What};
 use crate::kernel::context::Context;
-use crate::kernel::effects::Effects;
+use crate::kernel::effects::{Discard, Effects};
 use crate::kernel::entry::LockEntry;
 use crate::kernel::fault::Fault;
-use crate::kernel::held::{HeldLease, HoldingEnd};
+use crate::kernel::held::HeldLease;
+use crate::kernel::holder::HoldingEnd;
 use crate::kernel::lease::{LeaseStatus, NoHandoff, Operation, OperationCell, Wanted};
 use crate::kernel::messages::FREE_FOR;
 use crate::kernel::table::entry_name;
@@ -95,8 +96,7 @@ impl Kernel {
         fx: &mut Effects,
     ) -> Option<LeaseStatus> {
         self.at(now, fx).with_entry(&lease.lock, |entry, cx| {
-            let status = lease.begin_release(token, None, cx)?;
-            lease.end_release(None, cx);
+            let status = lease.end_unreleased(token, cx)?;
             entry.ended(lease, cx.now, cx);
             if let LeaseStatus::Lost(lost) = status
                 && lost != Lost::ShutDown
@@ -284,25 +284,23 @@ fn end_holding(
     (token, may_linger): (FencingToken, bool),
     cx: &mut Context<'_>,
 ) -> Unlock {
-    let cell = cx.kernel.is_quorum().then(OperationCell::new);
-    match lease.end_holding(token, may_linger, cell.as_ref(), cx) {
-        HoldingEnd::Lingers(lasts) => {
+    match lease.end_holding(token, may_linger, cx) {
+        HoldingEnd::Lingers(lasts, before) => {
+            cx.fx.discard.push(Discard::Holder(before));
             entry.lingers_for(lasts, cx);
             Unlock::Lingers
         }
-        HoldingEnd::Over | HoldingEnd::Releases(LeaseStatus::Released) => Unlock::Over,
-        HoldingEnd::Releases(LeaseStatus::Lost(lost)) => {
-            entry.lost(lease, cx);
+        HoldingEnd::Over => Unlock::Over,
+        HoldingEnd::Lost(lost) => {
+            entry.ended(lease, cx.now, cx);
             if lost != Lost::ShutDown {
                 // The key can still exist: this client counts an expiry earlier than the server.
                 entry.release_later(lease, false, cx);
             }
             Unlock::AlreadyLost(lost)
         }
-        HoldingEnd::Releases(LeaseStatus::Held(_) | LeaseStatus::InDoubt) => match cell {
-            Some(cell) => Unlock::Wait(cell),
-            None => Unlock::Send(release_command(lease)),
-        },
+        HoldingEnd::Releases(Some(cell)) => Unlock::Wait(cell),
+        HoldingEnd::Releases(None) => Unlock::Send(release_command(lease)),
     }
 }
 

@@ -174,7 +174,8 @@ mod tests {
         })
     }
 
-    /// Returns the choice among the claims of three members, of which those to `failed` were refuted.
+    /// Returns the choice among the claims of three members, of which those to `failed` were
+    /// refuted.
     fn choice(
         said: &[(&'static str, Option<u64>)],
         known: &Option<Known<&'static str>>,

@@ -9,7 +9,7 @@ use crate::kernel::Kernel;
 use crate::kernel::call::CallTerms;
 use crate::kernel::command::Command;
 use crate::kernel::effects::Effects;
-use crate::kernel::held::Holder;
+use crate::kernel::holder::Holder;
 use crate::kernel::waiter::{Failure, Outcome, Refused, Wait};
 use crate::mutant::{Mutant, is_on};
 use crate::protocol::primitive::Primitive;

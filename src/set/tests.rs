@@ -13,7 +13,7 @@ use crate::cause::Cause;
 use crate::kernel::call::Step;
 use crate::kernel::effects::Effects;
 use crate::kernel::fault::Fault;
-use crate::kernel::held::Holder;
+use crate::kernel::holder::Holder;
 use crate::kernel::lease::{LeaseStatus, Wanted};
 use crate::kernel::unlock::Unlocked;
 use crate::lost::Lost;

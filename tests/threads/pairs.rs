@@ -224,7 +224,7 @@ fn suspicion_is_followed_by_a_renewal() {
     holds(suspicion);
 }
 
-/// `HeldLease::rearm` puts the lease into the schedule after it has dropped the lease's lock.
+/// `HeldLease::change` puts the lease into the schedule after it has dropped the lease's lock.
 #[test]
 #[should_panic(expected = "renewals after the suspicion")]
 fn lease_that_is_scheduled_later_is_found() {

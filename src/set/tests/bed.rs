@@ -12,7 +12,7 @@ use crate::kernel::command::{Command, Inbox};
 use crate::kernel::effects::{Effects, Told, WholeRenewed};
 use crate::kernel::engine::{Engine, Route};
 use crate::kernel::fault::Fault;
-use crate::kernel::held::Holder;
+use crate::kernel::holder::Holder;
 use crate::kernel::lease::{LeaseStatus, Wanted};
 use crate::kernel::part::PartTerms;
 use crate::kernel::unlock::Unlocked;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::bed::{Bed, NAMES, is_needed};
 use crate::kernel::effects::Effects;
-use crate::kernel::held::{Holder, Reports};
+use crate::kernel::holder::{Holder, Reports};
 use crate::kernel::lease::{LeaseStatus, Wanted};
 use crate::lost::Lost;
 use crate::mutant::Mutant;

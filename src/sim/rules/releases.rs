@@ -301,8 +301,8 @@ fn shutdown_repeats_a_release_without_a_reply() {
     assert!(kernel.end_engine(at(6)));
 }
 
-/// A release that waits for its next try is sent once more by a client that ends. It waits for no
-/// reply.
+/// A release that waits for its next try is sent once more by a client that ends, and not a third
+/// time.
 #[test]
 fn client_that_ends_sends_a_release_without_a_reply_once_more() {
     let kernel = kernel();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::{COMMAND_TIMEOUT, NEVER, World};
 use crate::config::LeaseTerms;
 use crate::kernel::call::CallTerms;
-use crate::kernel::held::Holder;
+use crate::kernel::holder::Holder;
 use crate::kernel::table::entry_name;
 use crate::kernel::waiter::Wait;
 use crate::name::Name;
