@@ -92,6 +92,7 @@ mod name;
 mod parker;
 mod process;
 mod protocol;
+mod quorum;
 mod random;
 mod redis;
 mod renewed;

@@ -16,9 +16,7 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
-use crate::kernel::bounds::{Bound, at_most};
 use crate::kernel::context::Context;
-use crate::kernel::engine::ServerNo;
 use crate::kernel::few::Few;
 use crate::kernel::held::HeldLease;
 use crate::kernel::last_reply::LastReply;
@@ -36,9 +34,6 @@ use crate::protocol::primitive::Primitive;
 /// How long first commands join the queue after a refusal, a grant or a plain release: they do not
 /// overtake.
 const CONTENDED_FOR: Duration = Duration::from_secs(1);
-
-/// How many releases that too few servers of a quorum have announced are remembered.
-const MOST_HEARD: usize = 8;
 
 #[derive(Debug)]
 pub(crate) struct LockEntry {
@@ -59,7 +54,7 @@ pub(crate) struct LockEntry {
     pub(super) released: Option<HolderId>,
     /// The subscriber was told to listen to the messages of this name.
     pub(super) listens: bool,
-    /// Messages arrive, as far as is known: from a majority of the servers of a quorum.
+    /// Messages arrive, as far as is known.
     pub(super) is_listening: bool,
     /// Made when it is first needed.
     extras: Option<Box<Extras>>,
@@ -75,10 +70,6 @@ pub(crate) struct LockEntry {
 pub(super) struct Extras {
     /// Calls elsewhere, which nobody asks for here: they try again when the name may be free.
     pub(super) watches: Vec<Watch>,
-    /// The servers of a quorum whose messages arrive. A bit for each: there are at most 63.
-    pub(super) live: u64,
-    /// The last releases that servers of a quorum have announced, and which servers.
-    heard: Vec<(Box<[u8]>, u64)>,
 }
 
 /// A lease of this client.
@@ -239,21 +230,6 @@ impl LockEntry {
             let under_way = self.requests.under_way();
             self.last.gives_up_at(start, under_way, unreachable_for)
         }
-    }
-
-    /// Records that a server of a quorum has announced this release. Returns true if it is the last
-    /// of the servers that are needed.
-    pub(super) fn hear(&mut self, server: ServerNo, release: &[u8], needed: usize) -> bool {
-        let heard = &mut self.extras().heard;
-        let known = heard.iter().position(|(known, _)| **known == *release);
-        let servers = known.map_or(0, |n| heard.remove(n).1) | 1 << server;
-        let is_enough = servers.count_ones() as usize >= needed;
-        if !is_enough {
-            // Some never come: those of minorities, and of the servers that announce late.
-            heard.truncate(at_most(Bound::Heard, MOST_HEARD) - 1);
-            heard.insert(0, (release.into(), servers));
-        }
-        is_enough
     }
 
     // ------------------------------------------------------------------ the schedule

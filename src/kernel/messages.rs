@@ -67,6 +67,14 @@ impl Kernel {
             .with_existing(name, |entry, cx| entry.announced(payload, cx));
     }
 
+    /// A server of a quorum has announced a release of the lease with this id there. If this client
+    /// has it, somebody else has released it: it is checked at once.
+    pub(crate) fn doubt(&self, name: &Name, id: &[u8], now: Instant, fx: &mut Effects) {
+        self.at(now, fx).with_existing(name, |entry, cx| {
+            entry.doubt(id, cx);
+        });
+    }
+
     /// Messages of this name have arrived since then: earlier ones may have been missed.
     pub(crate) fn listening_since(
         &self,
@@ -209,18 +217,34 @@ impl LockEntry {
         }
     }
 
+    /// Checks the open lease of this client with this id, if there is one: somebody else has
+    /// released it. Returns whether there is one.
+    fn doubt(&self, id: &[u8], cx: &mut Context<'_>) -> bool {
+        let mut held = self.held.iter().map(|held| &held.lease);
+        let found = held.find(|lease| lease.id.as_str().as_bytes() == id);
+        let Some(lease) = found.filter(|lease| lease.is_open()) else {
+            return false;
+        };
+        lease.suspect(cx);
+        true
+    }
+
     /// The holder with this value has released the lock, and nobody was granted it.
     fn announced_release(&mut self, value: &[u8], cx: &mut Context<'_>) {
-        let is_ours = |id: &HolderId| id.as_str().as_bytes() == value;
-        let held = self.held.iter().find(|held| is_ours(&held.lease.id));
-        if let Some(held) = held.filter(|held| held.lease.is_open()) {
-            // Somebody else has released it.
-            held.lease.suspect(cx);
+        if self.doubt(value, cx) {
             return;
         }
+        let is_ours = |id: &HolderId| id.as_str().as_bytes() == value;
+        let held = self.held.iter().find(|held| is_ours(&held.lease.id));
         // The end of a lease of this client makes its line ask: the message is for others.
         let is_own = held.is_some() || self.released.as_ref().is_some_and(is_ours);
-        if self.last.released(cx.now) {
+        // What an unanswered command of this client had taken says nothing of others.
+        let was_later = if value.starts_with(cx.kernel.owner.as_bytes()) {
+            self.last.cut(cx.now)
+        } else {
+            self.last.released(cx.now)
+        };
+        if was_later {
             self.plan_last_attempts();
         }
         if !is_own {

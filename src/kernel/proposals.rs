@@ -1,23 +1,18 @@
-//! What the servers of a quorum say to a waiting request: tokens that are too low, split votes, and
-//! the messages of a majority.
+//! What the servers of a quorum say to a waiting request: tokens that are too low, and split votes.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::error::Cause;
-use crate::kernel::Kernel;
 use crate::kernel::bounds::{Bound, at_most};
 use crate::kernel::context::Context;
-use crate::kernel::effects::Effects;
-use crate::kernel::engine::ServerNo;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::fault::Fault;
 use crate::kernel::request::{Flight, RequestNo, Serves};
 use crate::kernel::requests::Receiver;
 use crate::kernel::waiter::{Failure, Outcome, Refused, Wait};
 use crate::mutant::{Mutant, is_on};
-use crate::name::Name;
 use crate::protocol::refusal::RefusedName;
 use crate::wait_policy::Backoff;
 
@@ -36,66 +31,6 @@ pub(crate) fn no_holder_since(since: Instant) -> Failure {
     Failure::Unreachable {
         since: Some(since),
         cause: Some(Cause::text(cause)),
-    }
-}
-
-impl Kernel {
-    /// A release message of one server of a quorum. It counts once a majority has sent one.
-    pub(crate) fn announced_at(
-        &self,
-        server: ServerNo,
-        name: &Name,
-        payload: &[u8],
-        now: Instant,
-        fx: &mut Effects,
-    ) {
-        let size = self.limits.size;
-        let needed = if is_on(Mutant::AllMustAnnounce) {
-            size.all
-        } else {
-            size.needed
-        };
-        self.at(now, fx).with_existing(name, |entry, cx| {
-            let is_by_majority = entry.hear(server, payload, needed);
-            let is_held = entry
-                .held
-                .iter()
-                .any(|held| held.lease.is_open() && held.lease.id.as_str().as_bytes() == payload);
-            // Somebody else has released a lease of this client there: it is checked at once.
-            if is_held || is_by_majority {
-                entry.announced(payload, cx);
-            }
-        });
-    }
-
-    /// The messages of a name arrive from a server from now on.
-    pub(crate) fn listening_at(
-        &self,
-        server: ServerNo,
-        name: &Name,
-        now: Instant,
-        fx: &mut Effects,
-    ) {
-        let needed = self.limits.size.needed;
-        self.at(now, fx).with_existing(name, |entry, cx| {
-            let live = &mut entry.extras().live;
-            *live |= 1 << server;
-            let is_listening = live.count_ones() as usize >= needed;
-            if is_listening && !std::mem::replace(&mut entry.is_listening, true) {
-                entry.look(cx.now, cx);
-                entry.end_watches(&Failure::Restart, cx);
-            }
-        });
-    }
-
-    /// The subscriber has lost its connection to a server.
-    pub(crate) fn deaf_at(&self, server: ServerNo, now: Instant, fx: &mut Effects) {
-        let needed = self.limits.size.needed;
-        self.at(now, fx).for_each(|entry, _| {
-            let live = &mut entry.extras().live;
-            *live &= !(1 << server);
-            entry.is_listening = live.count_ones() as usize >= needed;
-        });
     }
 }
 

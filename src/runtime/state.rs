@@ -15,6 +15,7 @@ use crate::process::Process;
 use crate::protocol::answer::Answer;
 use crate::protocol::keys::Keys;
 use crate::protocol::primitive::Primitive;
+use crate::quorum::messages::Messages;
 use crate::redis::cluster::owners::Moved;
 use crate::redis::{Deployment, Fault};
 use crate::runtime::callbacks::Callbacks;
@@ -27,6 +28,7 @@ use crate::runtime::subscriber::listen;
 use crate::runtime::subscriber::subscription::Subscriptions;
 use crate::runtime::wake::Wake;
 use crate::stats::Meters;
+use crate::sync::Mutex;
 
 /// The longest pause of a call that waits without a queue in Redis.
 const BACKSTOP: Duration = Duration::from_secs(1);
@@ -44,6 +46,8 @@ pub(crate) struct Runtime {
     pub(crate) engine: Engine,
     pub(crate) endpoints: Endpoints,
     pub(in crate::runtime) subscriptions: Subscriptions,
+    /// Over a quorum: which servers send messages, and what they have announced.
+    pub(in crate::runtime) messages: Mutex<Messages>,
     pub(crate) callbacks: Arc<Callbacks>,
     closed: AtomicBool,
     /// For methods without `&Arc<Self>` that start threads.
@@ -59,7 +63,7 @@ impl Runtime {
     pub(crate) fn new(config: Config, deployment: Deployment) -> Result<Arc<Self>, Error> {
         let engine = Engine::new(Wake::new()?);
         let kernel = Kernel::new(limits(&config, &deployment), &config.owner);
-        let shared_stats = SharedStats::new(&config);
+        let (shared_stats, size) = (SharedStats::new(&config), deployment.size());
         let runtime = Arc::new_cyclic(|me| Self {
             process: Process::current(),
             shared_stats,
@@ -70,6 +74,7 @@ impl Runtime {
             engine,
             endpoints: Endpoints::default(),
             subscriptions: Subscriptions::default(),
+            messages: Mutex::new(Messages::new(size)),
             callbacks: Arc::default(),
             closed: AtomicBool::new(false),
             me: Weak::clone(me),

@@ -263,7 +263,7 @@ fn first_that_catches(mutant: Mutant) -> Option<Plan> {
 }
 
 /// The tests in `rules` catch these.
-const CAUGHT_BY_RULES: [Mutant; 8] = [
+const CAUGHT_BY_RULES: [Mutant; 9] = [
     Mutant::LaterAttemptStaysLater,
     Mutant::WakeUpIsPromisedOnce,
     Mutant::NewsEndTheReleaseInFlight,
@@ -272,6 +272,7 @@ const CAUGHT_BY_RULES: [Mutant; 8] = [
     Mutant::LateReaderIsSilence,
     Mutant::LateReaderIsOverdue,
     Mutant::PlainReleasesAddUp,
+    Mutant::ReleaseMessageProvesNothing,
 ];
 
 /// Prints which plan of the fixed lists first catches each mutant, or those with `SIM_MUTANT` in

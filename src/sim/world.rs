@@ -50,6 +50,7 @@ use crate::kernel::waiter::{Failure, Outcome};
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::primitive::{Primitive, Reached};
+use crate::quorum::messages::Messages;
 use crate::set::acquire::{SetAcquire, SetOutcome, SetStep};
 use crate::set::lease::SetLease;
 use crate::set::operation::SetOperation;
@@ -282,6 +283,7 @@ struct Sub {
 
 pub(super) struct Client {
     pub(super) kernel: Arc<Kernel>,
+    messages: Messages,
     engine: Engine,
     engine_todo: VecDeque<Todo>,
     /// The engine's pipelines to the peers, and the commands that wait until they are sent again.

@@ -50,6 +50,7 @@ mod files {
     pub(crate) mod parker;
     pub(crate) mod process;
     pub(crate) mod protocol;
+    pub(crate) mod quorum;
     pub(crate) mod random;
     pub(crate) mod renewed;
     pub(crate) mod replicas;

@@ -138,9 +138,15 @@ impl ServerPeer {
         let names = self.note_live(channel, now);
         runtime.decide_here(|kernel, fx| {
             for name in &names {
-                match self.endpoint.server.number {
-                    Some(n) => kernel.announced_at(n, name, payload, now, fx),
-                    None => kernel.announced(name, payload, now, fx),
+                let Some(n) = self.endpoint.server.number else {
+                    kernel.announced(name, payload, now, fx);
+                    continue;
+                };
+                let mut messages = runtime.messages.lock();
+                if messages.heard(n, name, payload) {
+                    kernel.announced(name, payload, now, fx);
+                } else {
+                    kernel.doubt(name, payload, now, fx);
                 }
             }
         });

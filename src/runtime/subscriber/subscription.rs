@@ -65,6 +65,8 @@ impl Runtime {
                 at: Vec::new(),
             });
             wanted.change = wanted.change.max(change);
+            // The entry of the name is a new one, which has heard nothing.
+            self.forget_messages(&name);
             wanted.subscribe(self, &name, &mut live);
         }
         for (endpoint, since) in live {
@@ -79,6 +81,7 @@ impl Runtime {
         if table.get(name).is_some_and(|wanted| wanted.change < change)
             && let Some(wanted) = table.remove(name)
         {
+            self.forget_messages(name);
             end(name, wanted.at);
         }
     }
@@ -107,21 +110,37 @@ impl Runtime {
         }
     }
 
+    fn forget_messages(&self, name: &Name) {
+        if self.deployment.is_quorum() {
+            self.messages.lock().forget(name);
+        }
+    }
+
     /// Tells the kernel that the messages of a name have arrived from a server since then.
     pub(super) fn hears(&self, endpoint: &Endpoint, name: &Name, since: Instant) {
         let now = Instant::now();
-        self.decide_here(|kernel, fx| match endpoint.server.number {
-            Some(n) => kernel.listening_at(n, name, now, fx),
-            None => kernel.listening_since(name, since, now, fx),
+        self.decide_here(|kernel, fx| {
+            let Some(n) = endpoint.server.number else {
+                return kernel.listening_since(name, since, now, fx);
+            };
+            let mut messages = self.messages.lock();
+            // Nobody may want them any more: then nobody would forget the name.
+            if kernel.listens(name) && messages.listening(n, name) {
+                kernel.listening_since(name, now, now, fx);
+            }
         });
     }
 
     /// Tells the kernel that the messages of these names do not arrive from a server any more.
     pub(super) fn deaf(&self, endpoint: &Endpoint, names: &[Name]) {
         let now = Instant::now();
-        self.decide_here(|kernel, fx| match endpoint.server.number {
-            Some(n) => kernel.deaf_at(n, now, fx),
-            None => kernel.deaf_for(names.iter(), now, fx),
+        self.decide_here(|kernel, fx| {
+            let Some(n) = endpoint.server.number else {
+                return kernel.deaf_for(names.iter(), now, fx);
+            };
+            let mut messages = self.messages.lock();
+            let deaf = messages.deaf(n);
+            kernel.deaf_for(deaf.iter(), now, fx);
         });
     }
 

@@ -123,11 +123,15 @@ impl World {
         });
     }
 
-    /// A server has announced a release of the name: what it refused was taken until now.
-    pub(in crate::sim) fn note_announced(&mut self, client: usize, server: ServerNo, name: &Name) {
+    /// The release of a name was announced to a client, by a majority of the servers: what they
+    /// refused was taken until now, unless it was something of this client.
+    pub(in crate::sim) fn note_announced(&mut self, client: usize, name: &Name, id: &[u8]) {
+        if client_of(&String::from_utf8_lossy(id)) == Some(client) {
+            return;
+        }
         let now = self.clocks[client].at(self.now);
         let learnt = self.clients[client].learnt.iter_mut();
-        let refusals = learnt.filter(|it| it.server == Some(server) && it.taken_until.is_some());
+        let refusals = learnt.filter(|it| it.server.is_some() && it.taken_until.is_some());
         for refusal in refusals.filter(|it| it.name == *name) {
             refusal.arrived = now;
         }

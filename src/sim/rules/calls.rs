@@ -11,9 +11,11 @@ use crate::kernel::command::What;
 use crate::kernel::effects::Effects;
 use crate::kernel::engine::{Engine, Outgoing};
 use crate::kernel::fault::{Fault, OpenCircuit};
+use crate::kernel::table::entry_name;
 use crate::kernel::undo::{PendingRelease, Proof};
 use crate::kernel::unlock::Unlock;
 use crate::kernel::waiter::{Failure, Outcome, Wait};
+use crate::mutant::{Mutant, switch_on};
 use crate::protocol::answer::Answer;
 use crate::protocol::fair::FairMutexKeys;
 use crate::protocol::keys::{Keys, Layout};
@@ -328,4 +330,47 @@ fn call_that_nobody_refuses_before_its_deadline_asks_again() {
     let sent = engine.due(&kernel, at(62), &ONE_SERVER, &mut fx);
     let refreshes = |it: &Outgoing| matches!(it.command.what, What::Refresh { .. });
     assert!(sent.iter().any(refreshes), "{sent:?}");
+}
+
+/// The last refusal is older than a second at the deadline. A message that somebody else has
+/// released the lock since makes it newer; one about an undo of this client does not.
+#[test]
+fn release_by_another_proves_that_the_lock_was_taken_and_an_own_undo_does_not() {
+    let outcome = |released: &[u8]| {
+        let (kernel, lock) = (kernel(), mutex());
+        let mut fx = Effects::default();
+        let mut call = call(&kernel, &lock, false, at(0));
+        call.wants.deadline = at(1_400);
+        let mut step = call.begin(&kernel, at(0), &mut fx);
+        // The second command has a place in the queue.
+        while let Step::Send(..) = step {
+            let refused = Answer::Refused(RefusedName {
+                name: 0,
+                holder: b"x".as_slice().into(),
+                remaining: Some(SECOND / 3),
+                detail: None,
+            });
+            step = call.replied(&kernel, Ok(refused), at(0), at(10), &mut fx);
+        }
+        kernel.announced(entry_name(&*lock), released, at(500), &mut fx);
+        call.woken(&kernel, at(1_400), &mut fx)
+    };
+    let by_another = outcome(b"x");
+    switch_on(Some(Mutant::ReleaseMessageProvesNothing));
+    let without = outcome(b"x");
+    switch_on(None);
+    assert!(
+        matches!(without, Step::Done(Outcome::Failed(_))),
+        "{without:?}"
+    );
+    assert!(
+        matches!(by_another, Step::Done(Outcome::Refused(_))),
+        "{by_another:?}"
+    );
+    let own_undo = mutex().fresh_id("o");
+    let by_own_undo = outcome(own_undo.as_str().as_bytes());
+    assert!(
+        matches!(by_own_undo, Step::Done(Outcome::Failed(_))),
+        "{by_own_undo:?}"
+    );
 }

@@ -20,6 +20,7 @@ use crate::protocol::keys::Keys;
 use crate::protocol::mutex::MutexKeys;
 use crate::protocol::primitive::Primitive;
 use crate::protocol::refusal::RefusedName;
+use crate::quorum::messages::Messages;
 use crate::sim::rules::{SECOND, at};
 use crate::sim::world::Links;
 use crate::token::FencingToken;
@@ -116,10 +117,13 @@ fn messages_do_not_end_the_pause_after_a_split_vote() {
     assert_eq!(undo.len(), 1, "behind the granted proposal");
     let next = client.kernel.schedule.lock().next();
     assert!(next > at(1) && next <= at(6), "{next:?}");
+    let (name, mut messages) = (Name::from("a"), Messages::new(Majority::of(3)));
     for server in 0..3 {
-        let name = Name::from("a");
+        messages.listening(server, &name);
         let fx = &mut Effects::default();
-        (client.kernel).announced_at(server, &name, b"z", at(1), fx);
+        if messages.heard(server, &name, b"z") {
+            (client.kernel).announced(&name, b"z", at(1), fx);
+        }
     }
     assert_eq!(client.kernel.schedule.lock().next(), next);
 }

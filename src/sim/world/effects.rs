@@ -84,6 +84,8 @@ impl World {
             let newest = (it.wanted.get(key.channel)).map_or(0, |it| it.1);
             let wanted = (key.name.clone(), newest.max(change));
             it.wanted.insert(key.channel.to_vec(), wanted);
+            // The entry of the name is a new one, which has heard nothing.
+            it.messages.forget(key.name);
             for (server, sub) in it.subs.iter().enumerate() {
                 if let Some(Some(_)) = sub.asked.get(key.channel) {
                     // Its messages arrive already, for an entry that has ended.
@@ -94,6 +96,9 @@ impl World {
         }
         for (name, change) in fx.unlisten {
             it.wanted.retain(|_, it| it.0 != name || it.1 > change);
+            if !it.wanted.values().any(|it| it.0 == name) {
+                it.messages.forget(&name);
+            }
         }
         if wakes_sub {
             self.soon(client, Actor::Sub);

@@ -11,6 +11,7 @@ use super::{
 use crate::kernel::engine::{Engine, Link};
 use crate::kernel::votes::Majority;
 use crate::kernel::{Kernel, Limits};
+use crate::quorum::messages::Messages;
 use crate::sim::plan::{Actor, Family, Plan, Rng};
 use crate::sim::server::{MS, START, Server};
 
@@ -113,6 +114,7 @@ impl World {
         // One server may be two nodes of a cluster.
         let peers = self.plan.servers.max(2);
         Client {
+            messages: Messages::new(limits.size),
             kernel: Arc::new(Kernel::new(limits, &format!("c{n}"))),
             engine: Engine::default(),
             engine_todo: VecDeque::new(),

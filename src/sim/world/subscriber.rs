@@ -21,7 +21,8 @@ impl World {
         if let Some(server) = closed {
             self.unsubscribed(client, server);
             if self.plan.is_quorum() {
-                kernel.deaf_at(server, now, &mut fx);
+                let deaf = self.clients[client].messages.deaf(server);
+                kernel.deaf_for(deaf.iter(), now, &mut fx);
             } else {
                 let wanted = self.clients[client].wanted.values();
                 kernel.deaf_for(wanted.map(|it| &it.0), now, &mut fx);
@@ -34,23 +35,23 @@ impl World {
                 Down::Subscribed(Some(channel)) => {
                     let live = it.subs[server].asked.get_mut(&channel);
                     let since = live.map_or(now, |since| *since.get_or_insert(now));
-                    match it.wanted.get(&channel) {
-                        Some((name, _)) if is_quorum => {
-                            kernel.listening_at(server, name, now, &mut fx);
+                    if let Some((name, _)) = it.wanted.get(&channel) {
+                        if !is_quorum {
+                            kernel.listening_since(name, since, now, &mut fx);
+                        } else if it.messages.listening(server, name) {
+                            kernel.listening_since(name, now, now, &mut fx);
                         }
-                        Some((name, _)) => kernel.listening_since(name, since, now, &mut fx),
-                        None => {}
                     }
                 }
                 Down::Message(Message::Inbox(payload)) => kernel.inbox(&payload, now, &mut fx),
                 Down::Message(Message::Released(channel, payload)) => {
                     if let Some((name, _)) = it.wanted.get(&channel).cloned() {
-                        if is_quorum {
-                            kernel.announced_at(server, &name, &payload, now, &mut fx);
-                        } else {
+                        if !is_quorum || it.messages.heard(server, &name, &payload) {
                             kernel.announced(&name, &payload, now, &mut fx);
+                            self.note_announced(client, &name, &payload);
+                        } else {
+                            kernel.doubt(&name, &payload, now, &mut fx);
                         }
-                        self.note_announced(client, server, &name);
                     }
                 }
                 Down::Hello

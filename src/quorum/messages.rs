@@ -1,0 +1,150 @@
+//! Which servers of a quorum send the messages of a name, and which have announced a release of it.
+
+use crate::kernel::bounds::{Bound, at_most};
+use crate::kernel::engine::ServerNo;
+use crate::kernel::votes::Majority;
+use crate::mutant::{Mutant, is_on};
+use crate::name::{Name, NameTable};
+
+/// How many releases of a name that too few servers have announced are remembered.
+const MOST_HEARD: usize = 8;
+
+/// The names whose messages a client wants. Its lock comes before those of the kernel, which is
+/// told under it: so it is told in order.
+#[derive(Debug)]
+pub(crate) struct Messages {
+    size: Majority,
+    names: NameTable<OfName>,
+}
+
+#[derive(Debug, Default)]
+struct OfName {
+    /// The servers whose messages arrive. A bit for each: there are at most 63.
+    live: u64,
+    /// The last releases that servers have announced, and which servers.
+    heard: Vec<(Box<[u8]>, u64)>,
+}
+
+impl Messages {
+    pub(crate) fn new(size: Majority) -> Self {
+        Self {
+            size,
+            names: NameTable::default(),
+        }
+    }
+
+    /// The messages of a name arrive from a server from now on. Returns whether with it, those of a
+    /// majority do.
+    pub(crate) fn listening(&mut self, server: ServerNo, name: &Name) -> bool {
+        let size = self.size;
+        let live = &mut self.names.entry(name.clone()).or_default().live;
+        let had_enough = is_enough(*live, size.needed);
+        *live |= 1 << server;
+        !had_enough && is_enough(*live, size.needed)
+    }
+
+    /// No messages arrive from a server any more. Returns the names of which those of a majority
+    /// arrive no more.
+    pub(crate) fn deaf(&mut self, server: ServerNo) -> Vec<Name> {
+        let mut deaf = Vec::new();
+        for (name, of) in &mut self.names {
+            let had_enough = is_enough(of.live, self.size.needed);
+            of.live &= !(1 << server);
+            if had_enough && !is_enough(of.live, self.size.needed) {
+                deaf.push(name.clone());
+            }
+        }
+        deaf
+    }
+
+    /// A server has announced a release. Returns whether it is the last of the majority that is
+    /// needed.
+    pub(crate) fn heard(&mut self, server: ServerNo, name: &Name, release: &[u8]) -> bool {
+        let Some(of) = self.names.get_mut(name) else {
+            return false;
+        };
+        let needed = if is_on(Mutant::AllMustAnnounce) {
+            self.size.all
+        } else {
+            self.size.needed
+        };
+        let known = of.heard.iter().position(|(known, _)| **known == *release);
+        let servers = known.map_or(0, |n| of.heard.remove(n).1) | 1 << server;
+        if is_enough(servers, needed) {
+            return true;
+        }
+        // Some never come: those of minorities, and of the servers that announce late.
+        of.heard
+            .truncate(at_most(Bound::Heard, MOST_HEARD).saturating_sub(1));
+        of.heard.insert(0, (release.into(), servers));
+        false
+    }
+
+    /// Nobody wants the messages of a name any more, or somebody wants them anew.
+    pub(crate) fn forget(&mut self, name: &Name) {
+        self.names.remove(name);
+    }
+}
+
+fn is_enough(servers: u64, needed: usize) -> bool {
+    servers.count_ones() as usize >= needed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn messages() -> (Messages, Name) {
+        (Messages::new(Majority::of(3)), Name::from("a"))
+    }
+
+    #[test]
+    fn a_majority_begins_and_ends_once() {
+        let (mut messages, name) = messages();
+        assert!(!messages.listening(0, &name));
+        assert!(!messages.listening(0, &name));
+        assert!(messages.listening(2, &name));
+        assert!(!messages.listening(1, &name));
+        assert!(messages.deaf(0).is_empty());
+        assert_eq!(messages.deaf(1), std::slice::from_ref(&name));
+        assert!(messages.deaf(2).is_empty());
+        assert!(!messages.listening(2, &name));
+        assert!(messages.listening(0, &name));
+    }
+
+    #[test]
+    fn a_name_that_is_wanted_anew_is_told_anew() {
+        let (mut messages, name) = messages();
+        messages.listening(0, &name);
+        assert!(messages.listening(1, &name));
+        messages.forget(&name);
+        assert!(!messages.listening(0, &name));
+        assert!(messages.listening(1, &name));
+    }
+
+    #[test]
+    fn a_release_counts_once_a_majority_has_announced_it() {
+        let (mut messages, name) = messages();
+        assert!(!messages.heard(0, &name, b"x"));
+        messages.listening(0, &name);
+        assert!(!messages.heard(0, &name, b"x"));
+        assert!(!messages.heard(0, &name, b"x"));
+        assert!(!messages.heard(1, &name, b"y"));
+        assert!(messages.heard(1, &name, b"x"));
+        assert!(
+            !messages.heard(2, &name, b"x"),
+            "the next one of this value"
+        );
+    }
+
+    #[test]
+    fn the_oldest_of_too_many_is_forgotten() {
+        let (mut messages, name) = messages();
+        messages.listening(0, &name);
+        for release in 0..=MOST_HEARD as u8 {
+            assert!(!messages.heard(0, &name, &[release]));
+        }
+        assert!(!messages.heard(1, &name, &[0]));
+        assert!(messages.heard(1, &name, &[2]));
+    }
+}
