@@ -13,7 +13,7 @@ use crate::kernel::table::entry_name;
 use crate::kernel::waiter::{Outcome, Wait, Waiter};
 use crate::name::Name;
 use crate::protocol::answer::Answer;
-use crate::protocol::place::Refreshed;
+use crate::protocol::place::{Refreshed, read_next};
 use crate::protocol::primitive::Primitive;
 use crate::sim::plan::Actor;
 use crate::sim::server::{Time, client_of};
@@ -125,8 +125,10 @@ impl World {
 
     /// The release of a name was announced to a client, by a majority of the servers: what they
     /// refused was taken until now, unless it was something of this client.
-    pub(in crate::sim) fn note_announced(&mut self, client: usize, name: &Name, id: &[u8]) {
-        if client_of(&String::from_utf8_lossy(id)) == Some(client) {
+    pub(in crate::sim) fn note_announced(&mut self, client: usize, name: &Name, payload: &[u8]) {
+        // A plain release names the place that asks next, and was that of a holder.
+        let is_plain = read_next(payload).is_some();
+        if !is_plain && client_of(&String::from_utf8_lossy(payload)) == Some(client) {
             return;
         }
         let now = self.clocks[client].at(self.now);
