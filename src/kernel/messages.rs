@@ -217,6 +217,16 @@ impl LockEntry {
         }
     }
 
+    /// Returns whether a command of this client had this id, which became no lease.
+    fn is_own_attempt(&self, id: &[u8], cx: &Context<'_>) -> bool {
+        // Another client can have this owner, too.
+        let may_be_own = id.starts_with(cx.kernel.owner.as_bytes());
+        let Some(id) = HolderId::parse(id).filter(|_| may_be_own) else {
+            return false;
+        };
+        cx.kernel.table.request_of(&id).is_some() || cx.kernel.pending.lock().has_had(&id)
+    }
+
     /// Checks the open lease of this client with this id, if there is one: somebody else has
     /// released it. Returns whether there is one.
     fn doubt(&self, id: &[u8], cx: &mut Context<'_>) -> bool {
@@ -239,7 +249,7 @@ impl LockEntry {
         // The end of a lease of this client makes its line ask: the message is for others.
         let is_own = held.is_some() || self.released.as_ref().is_some_and(is_ours);
         // What an unanswered command of this client had taken says nothing of others.
-        let was_later = if value.starts_with(cx.kernel.owner.as_bytes()) {
+        let was_later = if is_own || self.is_own_attempt(value, cx) {
             self.last.cut(cx.now)
         } else {
             self.last.released(cx.now)

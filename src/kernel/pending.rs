@@ -102,6 +102,11 @@ impl PendingReleases {
         id.is_some_and(|id| self.ended.has(&id))
     }
 
+    /// Returns whether a release of this id is pending, or has ended.
+    pub(super) fn has_had(&self, id: &HolderId) -> bool {
+        self.ids.contains_key(id) || self.ended.has(id)
+    }
+
     /// Returns whether this is the id of a pending release at a server.
     pub(crate) fn has_at(&self, server: ServerNo, id: &[u8]) -> bool {
         HolderId::parse(id).is_some_and(|id| {

@@ -9,8 +9,8 @@ use crate::name::{Name, NameTable};
 /// How many releases of a name that too few servers have announced are remembered.
 const MOST_HEARD: usize = 8;
 
-/// The names whose messages a client wants. Its lock comes before those of the kernel, which is
-/// told under it: so it is told in order.
+/// The names whose messages a client wants: those that it is subscribed for. Its lock comes before
+/// those of the kernel, which is told under it: so it is told in order.
 #[derive(Debug)]
 pub(crate) struct Messages {
     size: Majority,
@@ -33,14 +33,21 @@ impl Messages {
         }
     }
 
+    /// The messages of a name are wanted, maybe anew: its servers are counted from the beginning,
+    /// and until then too few of them send any.
+    pub(crate) fn want(&mut self, name: &Name) {
+        self.names.insert(name.clone(), OfName::default());
+    }
+
     /// The messages of a name arrive from a server from now on. Returns whether with it, those of a
     /// majority do.
     pub(crate) fn listening(&mut self, server: ServerNo, name: &Name) -> bool {
-        let size = self.size;
-        let live = &mut self.names.entry(name.clone()).or_default().live;
-        let had_enough = is_enough(*live, size.needed);
-        *live |= 1 << server;
-        !had_enough && is_enough(*live, size.needed)
+        let Some(of) = self.names.get_mut(name) else {
+            return false;
+        };
+        let had_enough = is_enough(of.live, self.size.needed);
+        of.live |= 1 << server;
+        !had_enough && is_enough(of.live, self.size.needed)
     }
 
     /// No messages arrive from a server any more. Returns the names of which those of a majority
@@ -54,6 +61,7 @@ impl Messages {
                 deaf.push(name.clone());
             }
         }
+        deaf.sort_unstable();
         deaf
     }
 
@@ -80,7 +88,7 @@ impl Messages {
         false
     }
 
-    /// Nobody wants the messages of a name any more, or somebody wants them anew.
+    /// Nobody wants the messages of a name any more.
     pub(crate) fn forget(&mut self, name: &Name) {
         self.names.remove(name);
     }
@@ -95,7 +103,9 @@ mod tests {
     use super::*;
 
     fn messages() -> (Messages, Name) {
-        (Messages::new(Majority::of(3)), Name::from("a"))
+        let (mut messages, name) = (Messages::new(Majority::of(3)), Name::from("a"));
+        messages.want(&name);
+        (messages, name)
     }
 
     #[test]
@@ -117,16 +127,26 @@ mod tests {
         let (mut messages, name) = messages();
         messages.listening(0, &name);
         assert!(messages.listening(1, &name));
-        messages.forget(&name);
+        messages.want(&name);
         assert!(!messages.listening(0, &name));
         assert!(messages.listening(1, &name));
     }
 
     #[test]
-    fn a_release_counts_once_a_majority_has_announced_it() {
+    fn a_name_that_nobody_wants_is_not_kept() {
         let (mut messages, name) = messages();
-        assert!(!messages.heard(0, &name, b"x"));
-        messages.listening(0, &name);
+        messages.forget(&name);
+        for server in 0..3 {
+            assert!(!messages.listening(server, &name));
+            assert!(!messages.heard(server, &name, b"x"));
+        }
+        assert!(messages.names.is_empty());
+    }
+
+    #[test]
+    fn a_release_counts_once_a_majority_has_announced_it() {
+        // Also if the server said that it sends none: another client's user may publish.
+        let (mut messages, name) = messages();
         assert!(!messages.heard(0, &name, b"x"));
         assert!(!messages.heard(0, &name, b"x"));
         assert!(!messages.heard(1, &name, b"y"));
@@ -140,7 +160,6 @@ mod tests {
     #[test]
     fn the_oldest_of_too_many_is_forgotten() {
         let (mut messages, name) = messages();
-        messages.listening(0, &name);
         for release in 0..=MOST_HEARD as u8 {
             assert!(!messages.heard(0, &name, &[release]));
         }

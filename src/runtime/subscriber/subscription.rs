@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::clock::Instant;
 use crate::error::Error;
+use crate::kernel::effects::Effects;
 use crate::kernel::table::entry_name;
 use crate::name::{Name, NameTable};
 use crate::protocol::primitive::Primitive;
@@ -52,7 +53,7 @@ impl Runtime {
     /// servers its messages come already.
     fn subscribe(&self, lock: &Arc<dyn Primitive>, change: u64) -> bool {
         let name = entry_name(&**lock).clone();
-        let mut live = Vec::new();
+        let (mut live, mut fx) = (Vec::new(), Effects::default());
         {
             let mut table = self.subscriptions.0.lock();
             // Under that lock: the end of this subscription may have been carried out before.
@@ -65,10 +66,10 @@ impl Runtime {
                 at: Vec::new(),
             });
             wanted.change = wanted.change.max(change);
-            // The entry of the name is a new one, which has heard nothing.
-            self.forget_messages(&name);
+            self.count_messages(&name, true, &mut fx);
             wanted.subscribe(self, &name, &mut live);
         }
+        self.carry_out_here(fx);
         for (endpoint, since) in live {
             self.hears(&endpoint, &name, since);
         }
@@ -77,13 +78,17 @@ impl Runtime {
 
     /// Ends what [`listen`](Self::listen) began under a lower number.
     pub(crate) fn unlisten(&self, name: &Name, change: u64) {
-        let mut table = self.subscriptions.0.lock();
-        if table.get(name).is_some_and(|wanted| wanted.change < change)
-            && let Some(wanted) = table.remove(name)
+        let mut fx = Effects::default();
         {
-            self.forget_messages(name);
-            end(name, wanted.at);
+            let mut table = self.subscriptions.0.lock();
+            if table.get(name).is_some_and(|wanted| wanted.change < change)
+                && let Some(wanted) = table.remove(name)
+            {
+                self.count_messages(name, false, &mut fx);
+                end(name, wanted.at);
+            }
         }
+        self.carry_out_here(fx);
     }
 
     /// Subscribes at the servers that own the names now: for the moved ones, and those for which
@@ -110,22 +115,30 @@ impl Runtime {
         }
     }
 
-    fn forget_messages(&self, name: &Name) {
-        if self.deployment.is_quorum() {
-            self.messages.lock().forget(name);
+    /// Over a quorum: counts the servers of a name from the beginning, or no more. An entry that
+    /// was told of a majority by an earlier subscription learns that it is over.
+    fn count_messages(&self, name: &Name, is_wanted: bool, fx: &mut Effects) {
+        if !self.deployment.is_quorum() {
+            return;
         }
+        let mut messages = self.messages.lock();
+        if is_wanted {
+            messages.want(name);
+        } else {
+            messages.forget(name);
+        }
+        (self.kernel).deaf_for(std::iter::once(name), Instant::now(), fx);
     }
 
     /// Tells the kernel that the messages of a name have arrived from a server since then.
     pub(super) fn hears(&self, endpoint: &Endpoint, name: &Name, since: Instant) {
-        let now = Instant::now();
         self.decide_here(|kernel, fx| {
             let Some(n) = endpoint.server.number else {
-                return kernel.listening_since(name, since, now, fx);
+                return kernel.listening_since(name, since, Instant::now(), fx);
             };
             let mut messages = self.messages.lock();
-            // Nobody may want them any more: then nobody would forget the name.
-            if kernel.listens(name) && messages.listening(n, name) {
+            let now = Instant::now();
+            if messages.listening(n, name) {
                 kernel.listening_since(name, now, now, fx);
             }
         });

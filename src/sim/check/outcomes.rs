@@ -124,11 +124,17 @@ impl World {
     }
 
     /// The release of a name was announced to a client, by a majority of the servers: what they
-    /// refused was taken until now, unless it was something of this client.
+    /// refused was taken until now, unless it was something that nobody here owns.
     pub(in crate::sim) fn note_announced(&mut self, client: usize, name: &Name, payload: &[u8]) {
         // A plain release names the place that asks next, and was that of a holder.
         let is_plain = read_next(payload).is_some();
-        if !is_plain && client_of(&String::from_utf8_lossy(payload)) == Some(client) {
+        let id = String::from_utf8_lossy(payload);
+        let servers = 0..self.plan.servers;
+        if !is_plain
+            && servers
+                .into_iter()
+                .any(|n| self.is_abandoned(client, n, &id))
+        {
             return;
         }
         let now = self.clocks[client].at(self.now);

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::error::Cause;
+use crate::holder_id::HolderId;
 use crate::kernel::Kernel;
 use crate::kernel::call::{Call, Step};
 use crate::kernel::command::What;
@@ -336,6 +337,7 @@ fn call_that_nobody_refuses_before_its_deadline_asks_again() {
 /// released the lock since makes it newer; one about an undo of this client does not.
 #[test]
 fn release_by_another_proves_that_the_lock_was_taken_and_an_own_undo_does_not() {
+    const OWN_UNDO: &[u8] = b"o:0f0e0d0c-0b0a-4908-8706-050403020100";
     let outcome = |released: &[u8]| {
         let (kernel, lock) = (kernel(), mutex());
         let mut fx = Effects::default();
@@ -352,6 +354,9 @@ fn release_by_another_proves_that_the_lock_was_taken_and_an_own_undo_does_not() 
             });
             step = call.replied(&kernel, Ok(refused), at(0), at(10), &mut fx);
         }
+        let id = HolderId::parse(OWN_UNDO).expect("an id");
+        let undo = PendingRelease::new((0, &lock), &id, at(60_000), Proof::KeySeen);
+        kernel.pending.lock().push(undo, at(20));
         kernel.announced(entry_name(&*lock), released, at(500), &mut fx);
         call.woken(&kernel, at(1_400), &mut fx)
     };
@@ -367,10 +372,15 @@ fn release_by_another_proves_that_the_lock_was_taken_and_an_own_undo_does_not() 
         matches!(by_another, Step::Done(Outcome::Refused(_))),
         "{by_another:?}"
     );
-    let own_undo = mutex().fresh_id("o");
-    let by_own_undo = outcome(own_undo.as_str().as_bytes());
+    let by_own_undo = outcome(OWN_UNDO);
     assert!(
         matches!(by_own_undo, Step::Done(Outcome::Failed(_))),
         "{by_own_undo:?}"
+    );
+    let same_owner = mutex().fresh_id("o");
+    let by_another_client = outcome(same_owner.as_str().as_bytes());
+    assert!(
+        matches!(by_another_client, Step::Done(Outcome::Refused(_))),
+        "{by_another_client:?}"
     );
 }

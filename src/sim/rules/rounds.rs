@@ -118,8 +118,8 @@ fn messages_do_not_end_the_pause_after_a_split_vote() {
     let next = client.kernel.schedule.lock().next();
     assert!(next > at(1) && next <= at(6), "{next:?}");
     let (name, mut messages) = (Name::from("a"), Messages::new(Majority::of(3)));
+    messages.want(&name);
     for server in 0..3 {
-        messages.listening(server, &name);
         let fx = &mut Effects::default();
         if messages.heard(server, &name, b"z") {
             (client.kernel).announced(&name, b"z", at(1), fx);

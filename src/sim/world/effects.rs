@@ -77,15 +77,15 @@ impl World {
         if fx.engine_by.is_some() {
             self.soon(client, Actor::Engine);
         }
-        let wakes_sub = !fx.listen.is_empty();
+        let (wakes_sub, mut counted_anew) = (!fx.listen.is_empty(), Vec::new());
         let it = &mut self.clients[client];
         for (lock, change) in fx.listen {
             let key = lock.keys().key(0);
             let newest = (it.wanted.get(key.channel)).map_or(0, |it| it.1);
             let wanted = (key.name.clone(), newest.max(change));
             it.wanted.insert(key.channel.to_vec(), wanted);
-            // The entry of the name is a new one, which has heard nothing.
-            it.messages.forget(key.name);
+            it.messages.want(key.name);
+            counted_anew.push(key.name.clone());
             for (server, sub) in it.subs.iter().enumerate() {
                 if let Some(Some(_)) = sub.asked.get(key.channel) {
                     // Its messages arrive already, for an entry that has ended.
@@ -98,10 +98,17 @@ impl World {
             it.wanted.retain(|_, it| it.0 != name || it.1 > change);
             if !it.wanted.values().any(|it| it.0 == name) {
                 it.messages.forget(&name);
+                counted_anew.push(name);
             }
         }
         if wakes_sub {
             self.soon(client, Actor::Sub);
+        }
+        if self.plan.is_quorum() && !counted_anew.is_empty() {
+            let (mut fx, now) = (Effects::default(), self.clocks[client].at(self.now));
+            let kernel = Arc::clone(&self.clients[client].kernel);
+            kernel.deaf_for(counted_anew.iter(), now, &mut fx);
+            self.carry_out(client, by, fx);
         }
     }
 }
