@@ -158,7 +158,7 @@ impl<'a> EngineLoop<'a> {
             probe_at: None,
             stats_at: runtime.shared_stats.first(),
             is_stopping: false,
-            suspended_for: suspended_for(),
+            suspended_for: runtime.engine.suspended_for,
             stops_by: Instant::NEVER,
             asks_until: None,
         }

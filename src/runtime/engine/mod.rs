@@ -8,8 +8,9 @@ pub(crate) mod work;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use crate::clock::Instant;
+use crate::clock::{Instant, suspended_for};
 use crate::latch::Latch;
 use crate::runtime::wake::Wake;
 use crate::runtime::worker::Worker;
@@ -23,6 +24,9 @@ pub(crate) struct Engine {
     is_probing: AtomicBool,
     /// No release is pending, or nobody sends them any more; told after a shutdown only.
     released: Latch,
+    /// For how long the machine had been suspended when the client was made: a call may park, and a
+    /// suspend begin, before the thread runs for the first time.
+    suspended_for: Duration,
     pub(in crate::runtime) wake: Arc<Wake>,
     pub(crate) worker: Worker,
 }
@@ -34,6 +38,7 @@ impl Engine {
             is_stopping: AtomicBool::new(false),
             is_probing: AtomicBool::new(false),
             released: Latch::default(),
+            suspended_for: suspended_for(),
             wake: Arc::new(wake),
             worker: Worker::new("leasehold-engine"),
         }
