@@ -43,6 +43,15 @@ pub(crate) enum WaitLimit {
 /// A lease, and the token of the holder that it was acquired for.
 pub(crate) type Acquired = (Arc<HeldLease>, FencingToken);
 
+/// The course of a call, for the statistics.
+#[derive(Default)]
+pub(super) struct Progress {
+    /// It has waited for another holder.
+    pub(super) has_waited: bool,
+    /// When the holding began.
+    pub(super) began: Option<Instant>,
+}
+
 /// A call that acquires a lock, or the locks of a set.
 pub(super) struct Caller<'a> {
     pub(super) runtime: &'a Arc<Runtime>,
@@ -71,9 +80,9 @@ pub(crate) fn acquire(
         start: Instant::now(),
     };
     caller.check_process()?;
-    let (mut has_waited, mut began) = (false, None);
-    let outcome = caller.run(lock, &mut has_waited, &mut began);
-    caller.count(&outcome, |_| began, has_waited);
+    let mut progress = Progress::default();
+    let outcome = caller.run(lock, &mut progress);
+    caller.count(&outcome, &progress);
     outcome
 }
 
@@ -81,8 +90,7 @@ impl Caller<'_> {
     fn run(
         &self,
         lock: &Arc<dyn Primitive>,
-        has_waited: &mut bool,
-        began: &mut Option<Instant>,
+        progress: &mut Progress,
     ) -> Result<Result<Acquired, Taken>, Error> {
         let runtime = self.runtime;
         runtime.check(lock)?;
@@ -101,7 +109,10 @@ impl Caller<'_> {
         self.release_lingering(lingering, deadline);
         let mut call = Call::new(&runtime.kernel, wants, self.start);
         let outcome = running::run(self, &mut call, deadline);
-        (*has_waited, *began) = (call.has_waited(), call.began());
+        *progress = Progress {
+            has_waited: call.has_waited(),
+            began: call.began(),
+        };
         match outcome {
             Outcome::Lease(lease, token) => {
                 let id = &lease.id;
@@ -214,19 +225,14 @@ impl Caller<'_> {
         }
     }
 
-    /// Counts the outcome; `since` returns when a holding began.
-    pub(super) fn count<T>(
-        &self,
-        outcome: &Result<Result<T, Taken>, Error>,
-        since: impl FnOnce(&T) -> Option<Instant>,
-        has_waited: bool,
-    ) {
+    /// Counts the outcome.
+    pub(super) fn count<T>(&self, outcome: &Result<Result<T, Taken>, Error>, progress: &Progress) {
         let counters = &self.runtime.meters.counters;
         match (outcome, self.limit) {
-            (Ok(Ok(acquired)), _) => {
-                let since = since(acquired).unwrap_or(self.start);
+            (Ok(Ok(_)), _) => {
+                let began = progress.began.unwrap_or(self.start);
                 let meters = &self.runtime.meters;
-                meters.acquired(has_waited, self.start.until(since));
+                meters.acquired(progress.has_waited, self.start.until(began));
             }
             (Ok(Err(_)), WaitLimit::Until(deadline)) if Instant::now() >= deadline => {
                 counters.timed_out.up();

@@ -9,6 +9,7 @@ use crate::clock::Instant;
 use crate::error::{Cause, Error};
 use crate::holder_id::HolderId;
 use crate::kernel::held::HeldLease;
+use crate::kernel::holder::Facts;
 use crate::kernel::unlock::Unlocked;
 use crate::logging;
 use crate::lost::Lost;
@@ -56,10 +57,7 @@ pub(super) struct EndRecord<'a> {
     pub(super) what: &'a dyn Display,
     pub(super) id: &'a HolderId,
     pub(super) token: FencingToken,
-    /// When the holding began.
-    pub(super) since: Option<Instant>,
-    pub(super) trace_id: Option<Arc<str>>,
-    pub(super) ttl_ms: u64,
+    pub(super) facts: Facts,
 }
 
 impl EndRecord<'_> {
@@ -154,7 +152,7 @@ impl EndRecord<'_> {
 
     /// Counts the end of the holding.
     pub(super) fn count(&self, in_time: bool, now: Instant) {
-        if let Some(since) = self.since {
+        if let Some(since) = self.facts.since {
             self.runtime.meters.released(in_time, since.until(now));
         }
     }
@@ -169,7 +167,8 @@ impl EndRecord<'_> {
         logging::record!(
             if error.is_some() { log::Level::Warn } else { log::Level::Debug },
             name:% = what, holder:% = short, token = self.token.value(),
-            outcome = outcome, ttl_ms = self.ttl_ms, trace_id = self.trace_id.as_deref();
+            outcome = outcome, ttl_ms = self.facts.ttl_ms,
+            trace_id = self.facts.trace_id.as_deref();
             "{outcome} {what} (holder {short}){why}"
         );
     }
@@ -185,7 +184,7 @@ impl EndRecord<'_> {
         };
         logging::warn!(
             name:% = what, holder:% = self.id.short(), outcome:% = lost,
-            ttl_ms = self.ttl_ms, trace_id = self.trace_id.as_deref();
+            ttl_ms = self.facts.ttl_ms, trace_id = self.facts.trace_id.as_deref();
             "the lease on {what} had ended before the release: {lost}{why}"
         );
     }

@@ -56,7 +56,6 @@ impl<'a> Holding<'a> {
 
     fn record(self) -> EndRecord<'a> {
         let lease = self.lease;
-        let facts = lease.facts();
         EndRecord {
             runtime: self.runtime,
             lease: &**lease,
@@ -64,9 +63,7 @@ impl<'a> Holding<'a> {
             what: &lease.lock,
             id: &lease.id,
             token: self.token,
-            since: facts.since,
-            trace_id: facts.trace_id,
-            ttl_ms: facts.ttl.as_millis() as u64,
+            facts: lease.facts(),
         }
     }
 }

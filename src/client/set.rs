@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::client::acquire::{Caller, WaitLimit, log_attempt};
+use crate::client::acquire::{Caller, Progress, WaitLimit, log_attempt};
 use crate::client::failure;
 use crate::client::hold::SetHold;
 use crate::client::running::{self, Driven, Next};
@@ -36,9 +36,9 @@ pub(crate) fn acquire(
         start: Instant::now(),
     };
     caller.check_process()?;
-    let mut has_waited = false;
-    let outcome = caller.run_set(names, &mut has_waited);
-    caller.count(&outcome, |hold| hold.since(), has_waited);
+    let mut progress = Progress::default();
+    let outcome = caller.run_set(names, &mut progress);
+    caller.count(&outcome, &progress);
     outcome
 }
 
@@ -46,7 +46,7 @@ impl Caller<'_> {
     fn run_set(
         &self,
         names: &Arc<SetNames>,
-        has_waited: &mut bool,
+        progress: &mut Progress,
     ) -> Result<Result<SetHold, Taken>, Error> {
         let runtime = self.runtime;
         names.check()?;
@@ -68,9 +68,10 @@ impl Caller<'_> {
         };
         let mut call = SetAcquire::new(wants, self.start);
         let outcome = running::run(self, &mut call, deadline);
-        *has_waited = call.has_waited();
+        progress.has_waited = call.has_waited();
         match outcome {
             SetOutcome::Held(lease) => {
+                progress.began = lease.since();
                 let hold = SetHold::new(lease);
                 self.log_granted(hold.id(), hold.token(), &terms);
                 Ok(Ok(hold))

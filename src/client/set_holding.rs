@@ -99,9 +99,7 @@ impl<'a> SetHolding<'a> {
             what: &**lease.names(),
             id: self.id,
             token: self.token,
-            since: lease.since(),
-            trace_id: lease.trace_id(),
-            ttl_ms: lease.ttl_ms(),
+            facts: lease.facts(),
         }
     }
 }

@@ -271,13 +271,13 @@ impl HeldLease {
         self.inner.lock().holder.has_callbacks()
     }
 
-    /// Returns what is recorded of the holding at its end.
+    /// Returns the facts that are recorded at the end of the holding.
     pub(crate) fn facts(&self) -> Facts {
         let inner = self.inner.lock();
         Facts {
             since: inner.since,
             trace_id: inner.holder.trace_id().cloned(),
-            ttl: inner.lease.ttl,
+            ttl_ms: inner.lease.ttl.as_millis() as u64,
         }
     }
 

@@ -16,11 +16,13 @@ pub(crate) struct Taker<'a> {
     pub(crate) max_hold: Duration,
 }
 
-/// What is recorded of a holding at its end.
+/// The facts of a holding that are recorded at its end.
 pub(crate) struct Facts {
+    /// When it began; `None` if nobody has held the lease.
     pub(crate) since: Option<Instant>,
     pub(crate) trace_id: Option<Arc<str>>,
-    pub(crate) ttl: Duration,
+    /// The ttl that renewals set.
+    pub(crate) ttl_ms: u64,
 }
 
 /// How a holding ends.
@@ -35,7 +37,7 @@ pub(super) enum HoldingEnd {
     Over,
 }
 
-/// What a holder brings to a lease: it is installed when its thread takes the lease.
+/// The settings that a holder brings to a lease: they are installed when its thread takes that.
 #[derive(Clone, Default)]
 pub(crate) struct Holder {
     /// The most hand-offs in a row that this holder allows.

@@ -17,7 +17,7 @@ use crate::holder_id::HolderId;
 use crate::kernel::Kernel;
 use crate::kernel::effects::{Effects, Told, WholeRenewed};
 use crate::kernel::held::HeldLease;
-use crate::kernel::holder::Holder;
+use crate::kernel::holder::{Facts, Holder};
 use crate::kernel::lease::LeaseStatus;
 use crate::kernel::part::{Part, PartListener, PartState, Whole};
 use crate::lost::Lost;
@@ -225,14 +225,15 @@ impl SetLease {
         self.inner.lock().since
     }
 
-    pub(crate) fn trace_id(&self) -> Option<Arc<str>> {
-        self.inner.lock().holder.trace_id().cloned()
-    }
-
-    /// Returns the ttl that renewals set.
-    pub(crate) fn ttl_ms(&self) -> u64 {
-        let parts = self.parts();
-        parts.first().map_or(0, |(lease, _)| lease.ttl_ms())
+    /// Returns the facts that are recorded at the end of the holding.
+    pub(crate) fn facts(&self) -> Facts {
+        let ttl_ms = (self.parts().first()).map_or(0, |(lease, _)| lease.ttl_ms());
+        let inner = self.inner.lock();
+        Facts {
+            since: inner.since,
+            trace_id: inner.holder.trace_id().cloned(),
+            ttl_ms,
+        }
     }
 
     /// Returns whether the client renews it.

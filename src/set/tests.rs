@@ -50,7 +50,7 @@ fn a_held_set_names_what_it_has() {
     }
     assert_eq!(ids.len(), 3);
     assert_eq!(lease.since(), Some(begun));
-    assert_eq!(lease.ttl_ms(), TTL.as_millis() as u64);
+    assert_eq!(lease.facts().ttl_ms, TTL.as_millis() as u64);
     assert!(lease.remaining(bed.at()).is_some_and(|left| left <= TTL));
     assert!(lease.is_renewed());
     assert_eq!(lease.names().to_string(), "a, b and 1 more");
