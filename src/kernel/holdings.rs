@@ -62,7 +62,7 @@ impl LockEntry {
     ) -> Arc<HeldLease> {
         cx.kernel.table.forget_id(&grant.id);
         // The machine may have stood still since the command was sent.
-        let ahead = cx.kernel.ran_ahead_since(grant.lease.confirmed_at());
+        let ahead = cx.kernel.wall_clock.noticed(grant.lease.confirmed_at());
         if !ahead.is_zero() {
             grant.lease.distrust(ahead, cx.now);
         }

@@ -219,12 +219,9 @@ impl LockEntry {
 
     /// Returns whether a command of this client had this id, which became no lease.
     fn is_own_attempt(&self, id: &[u8], cx: &Context<'_>) -> bool {
-        // Another client can have this owner, too.
-        let may_be_own = id.starts_with(cx.kernel.owner.as_bytes());
-        let Some(id) = HolderId::parse(id).filter(|_| may_be_own) else {
-            return false;
-        };
-        cx.kernel.table.request_of(&id).is_some() || cx.kernel.pending.lock().has_had(&id)
+        cx.kernel.own_id(id).is_some_and(|id| {
+            cx.kernel.table.request_of(&id).is_some() || cx.kernel.pending.lock().has_had(&id)
+        })
     }
 
     /// Checks the open lease of this client with this id, if there is one: somebody else has
@@ -248,7 +245,7 @@ impl LockEntry {
         let held = self.held.iter().find(|held| is_ours(&held.lease.id));
         // The end of a lease of this client makes its line ask: the message is for others.
         let is_own = held.is_some() || self.released.as_ref().is_some_and(is_ours);
-        // What an unanswered command of this client had taken says nothing of others.
+        // The end of an attempt of this client says nothing of other holders.
         let was_later = if is_own || self.is_own_attempt(value, cx) {
             self.last.cut(cx.now)
         } else {

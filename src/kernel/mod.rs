@@ -165,6 +165,12 @@ impl Kernel {
         lock.fresh_id(&self.owner)
     }
 
+    /// Parses an id that may be one of this client: another client can have the same owner.
+    fn own_id(&self, id: &[u8]) -> Option<HolderId> {
+        let may_be_own = id.starts_with(self.owner.as_bytes());
+        may_be_own.then(|| HolderId::parse(id)).flatten()
+    }
+
     /// Returns a token above this one, for the servers of a quorum.
     pub(super) fn propose(&self, above: u64, now: Instant) -> u64 {
         self.tokens.propose(self.wall(now), above)

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::holder_id::HolderId;
 use crate::kernel::answers::ForCaller;
 use crate::kernel::command::Attempt;
 use crate::kernel::context::Context;
@@ -125,8 +124,7 @@ impl LockEntry {
         if is_on(Mutant::OwnIdRefuses) {
             return false;
         }
-        let is_own = by.holder.starts_with(cx.kernel.owner.as_bytes());
-        let own = is_own.then(|| HolderId::parse(&by.holder)).flatten();
+        let own = cx.kernel.own_id(&by.holder);
         let request = own.and_then(|id| cx.kernel.table.request_of(&id));
         if by.names_holder() {
             let no = request.map(|(_, no)| no);

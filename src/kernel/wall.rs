@@ -74,7 +74,7 @@ impl WallClock {
 
     /// Returns by how much it has run ahead since `confirmed`, by the last look. A step counts
     /// from when it was noticed, which is after it happened.
-    fn noticed(&self, confirmed: Instant) -> Duration {
+    pub(super) fn noticed(&self, confirmed: Instant) -> Duration {
         if self.last.load(Ordering::Relaxed) <= confirmed.as_nanos() {
             return Duration::ZERO;
         }
@@ -129,14 +129,9 @@ impl Kernel {
         !ahead.is_zero() && lease.validity(now) <= ahead && !is_on(Mutant::WallClockIsIgnored)
     }
 
-    /// Returns by how much the wall clock was seen to run ahead since `confirmed`.
-    pub(super) fn ran_ahead_since(&self, confirmed: Instant) -> Duration {
-        self.wall_clock.noticed(confirmed)
-    }
-
     /// Returns by how much the wall clock has run ahead since Redis has confirmed the lease.
     fn ran_ahead(&self, lease: &HeldLease, at_start: Duration) -> Duration {
-        let noticed = self.ran_ahead_since(lease.confirmed_at());
+        let noticed = self.wall_clock.noticed(lease.confirmed_at());
         noticed + self.wall_clock.unnoticed(at_start)
     }
 }
@@ -144,7 +139,7 @@ impl Kernel {
 impl Context<'_> {
     /// Plans a renewal of a lease that Redis has not confirmed since the wall clock ran ahead.
     pub(super) fn distrust(&mut self, lease: &Arc<HeldLease>) {
-        let ahead = self.kernel.ran_ahead_since(lease.confirmed_at());
+        let ahead = self.kernel.wall_clock.noticed(lease.confirmed_at());
         if !ahead.is_zero() && lease.distrust(ahead, self.now) {
             lease.rearm(self);
         }

@@ -129,12 +129,8 @@ impl World {
         // A plain release names the place that asks next, and was that of a holder.
         let is_plain = read_next(payload).is_some();
         let id = String::from_utf8_lossy(payload);
-        let servers = 0..self.plan.servers;
-        if !is_plain
-            && servers
-                .into_iter()
-                .any(|n| self.is_abandoned(client, n, &id))
-        {
+        let is_of_nobody = |server| self.is_abandoned(client, server, &id);
+        if !is_plain && (0..self.plan.servers).any(is_of_nobody) {
             return;
         }
         let now = self.clocks[client].at(self.now);
