@@ -1,4 +1,4 @@
-//! What the servers of a quorum say to a waiting request: tokens that are too low, and split votes.
+//! The replies of a quorum that keep a request waiting: tokens that are too low, and split votes.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -9,8 +9,8 @@ use crate::name::{Name, NameTable};
 /// How many releases of a name that too few servers have announced are remembered.
 const MOST_HEARD: usize = 8;
 
-/// The names whose messages a client wants: those that it is subscribed for. Its lock comes before
-/// those of the kernel, which is told under it: so it is told in order.
+/// The names whose messages a client wants: those that it is subscribed for. The kernel is called
+/// under its lock, so that it learns of all changes in their order.
 #[derive(Debug)]
 pub(crate) struct Messages {
     size: Majority,
@@ -33,8 +33,7 @@ impl Messages {
         }
     }
 
-    /// The messages of a name are wanted, maybe anew: its servers are counted from the beginning,
-    /// and until then too few of them send any.
+    /// Counts the servers of a name from the beginning: somebody wants its messages, maybe again.
     pub(crate) fn want(&mut self, name: &Name) {
         self.names.insert(name.clone(), OfName::default());
     }

@@ -1,3 +1,3 @@
-//! What is special of several independent servers that keep each lock: no I/O, no clock.
+//! Several independent servers that keep each lock. No I/O, no clock.
 
 pub(crate) mod messages;

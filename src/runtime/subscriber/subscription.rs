@@ -116,7 +116,7 @@ impl Runtime {
     }
 
     /// Over a quorum: counts the servers of a name from the beginning, or no more. An entry that
-    /// was told of a majority by an earlier subscription learns that it is over.
+    /// counts on the majority of an earlier subscription learns that it is over.
     fn count_messages(&self, name: &Name, is_wanted: bool, fx: &mut Effects) {
         if !self.deployment.is_quorum() {
             return;
