@@ -200,13 +200,18 @@ fn each_holder_is_told_only_of_its_own_loss() {
 }
 
 /// Makes the client open this many connections, which are then idle.
-fn open_connections(proxy: &Proxy, client: &Client, count: usize) {
-    proxy.set_all(Traffic::StallReplies);
+fn open_connections(server: &Server, proxy: &Proxy, client: &Client, count: usize) {
+    let lock = |name: usize| drop(client.mutex(name as u64).lock().unwrap());
+    lock(0);
     thread::scope(|scope| {
-        for n in 0..count {
-            scope.spawn(move || drop(client.mutex(n as u64).lock().unwrap()));
+        for n in 1..count {
+            // This call has the idle connection until the end; the next one needs another.
+            proxy.set_open(Traffic::StallReplies);
+            let before = server.script_calls();
+            scope.spawn(move || lock(2 * n));
+            eventually(WAIT_LIMIT, || server.script_calls() > before);
+            lock(2 * n + 1);
         }
-        eventually(WAIT_LIMIT, || proxy.connections() == count);
         proxy.set_all(Traffic::Pass);
     });
 }
@@ -218,7 +223,7 @@ fn a_suspected_lease_is_checked_before_the_next_hand_off() {
     let a = || client.mutex("a");
     // The check, the next call and the release each use a connection. A new one would not be
     // stalled.
-    open_connections(&proxy, &client, 3);
+    open_connections(&server, &proxy, &client, 3);
     thread::scope(|scope| {
         let [one, two, three] = queue_behind_a_holder(scope, &server, &client, [a(), a(), a()]);
         let one = guard_of(one);
