@@ -157,6 +157,11 @@ impl Backoff {
 pub(crate) const RECONNECT: Backoff =
     Backoff::new(Duration::from_millis(50), Duration::from_millis(500)).jitter(0.3);
 
+/// The pauses of a lock that nobody is known to have: long enough for one of several calls to
+/// finish before the next ones try.
+pub(crate) const BUSY: Backoff =
+    Backoff::new(Duration::from_millis(5), Duration::from_millis(100)).jitter(0.9);
+
 /// Pauses between attempts to connect to a server that accepts connections and does not reply. Its
 /// clients may be too many for it: long pauses of different lengths.
 pub(crate) const SILENCE: Backoff =

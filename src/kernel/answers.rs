@@ -181,12 +181,8 @@ impl LockEntry {
             }
             Ok(Answer::Refused(by)) => self.refused(n, &flight, by, sent, cx),
             Ok(Answer::Skipped) => self.skipped(n, &flight, sent, cx),
-            Ok(Answer::TooLow(counter)) => {
-                self.too_low(n, &flight, counter, sent, cx);
-                ForCaller::GoesOn
-            }
-            Ok(Answer::Split) => {
-                self.split(n, &flight, sent, cx);
+            Ok(Answer::Busy(pause)) => {
+                self.busy(n, &flight, pause, sent, cx);
                 ForCaller::GoesOn
             }
             Err(Fault::NotReplicated(error)) => {

@@ -15,11 +15,12 @@ pub(crate) enum Bound {
     Together,
     Heard,
     Proposals,
+    Names,
 }
 
 #[cfg(sim)]
 impl Bound {
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 8] = [
         Self::KeySeen,
         Self::Ended,
         Self::Recent,
@@ -27,6 +28,7 @@ impl Bound {
         Self::Together,
         Self::Heard,
         Self::Proposals,
+        Self::Names,
     ];
 }
 

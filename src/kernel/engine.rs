@@ -7,7 +7,7 @@
 //!
 //! Work is stored by name: the sender chooses the server when it writes a command.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::mem;
 use std::sync::Arc;
 
@@ -23,10 +23,11 @@ use crate::kernel::effects::{Discard, Effects};
 use crate::kernel::entry::LockEntry;
 use crate::kernel::fault::Fault;
 use crate::kernel::held::HeldLease;
-use crate::kernel::lease::{LeaseStatus, LeaseWork};
+use crate::kernel::lease::{LeaseStatus, LeaseWork, OperationCell};
 use crate::kernel::renewals::Renewals;
 use crate::kernel::request::{Asked, RequestNo, Serves};
-use crate::kernel::round::{Round, RoundKind, RoundNo, Undecided};
+use crate::kernel::round::{RoundNo, Undecided};
+use crate::kernel::rounds::Rounds;
 use crate::kernel::schedule::Item;
 use crate::kernel::steps::{count_step, decided};
 use crate::kernel::table::entry_name;
@@ -98,25 +99,35 @@ pub(crate) trait Route {
 #[derive(Debug)]
 pub(crate) enum Purpose {
     /// The command of a round at a server.
-    Vote {
-        round: RoundNo,
-        server: ServerNo,
-    },
+    Vote(RoundNo, ServerNo),
     Ask(Asked),
     Refresh(Name, Vec<(RequestNo, HolderId)>),
     Confirm(Name, RequestNo, HolderId, LeaseTerms),
     Lease(LeaseWork),
     Renewals(Vec<LeaseWork>),
+    /// The holder of the lease waits for the end.
+    Release(Arc<HeldLease>, Arc<OperationCell>),
     Undo(Batch),
+}
+
+impl Purpose {
+    /// Returns what is left of a purpose that is over: it may own a user's closure.
+    fn into_leases(self) -> Vec<Arc<HeldLease>> {
+        match self {
+            Self::Lease(work) => vec![work.lease],
+            Self::Renewals(works) => works.into_iter().map(|work| work.lease).collect(),
+            Self::Release(lease, _) => vec![lease],
+            _ => Vec::new(),
+        }
+    }
 }
 
 /// The commands in flight. Owned by the engine's thread.
 #[derive(Debug, Default)]
 pub(crate) struct Engine {
-    in_flight: HashMap<Ticket, Purpose>,
+    pub(super) in_flight: HashMap<Ticket, Purpose>,
     next_ticket: Ticket,
-    pub(super) rounds: BTreeMap<RoundNo, Round>,
-    pub(super) next_round: RoundNo,
+    pub(super) rounds: Rounds,
 }
 
 /// One turn of the engine: its context, its route, and the commands that it has made.
@@ -192,18 +203,19 @@ impl Engine {
         }
         if let Some(cell) = lease.take_release() {
             let command = release_command(&lease);
-            let kind = RoundKind::Release(Arc::clone(&lease), cell);
-            self.begin_round(kind, command, turn);
+            let purpose = Purpose::Release(Arc::clone(&lease), cell);
+            self.submit(command, purpose, turn);
         }
         if turn.cx.look_at_whole(&lease)
             && let Some((command, work)) = lease.begin_work(now, turn.cx.fx)
         {
-            if kernel.is_quorum() {
-                self.begin_round(RoundKind::Lease(work), command, turn)
+            let alone = if kernel.is_quorum() {
+                Some((command, work))
             } else {
-                if let Some((command, work)) = renewals.add(command, work, turn.route) {
-                    self.send(0, command, Purpose::Lease(work), turn);
-                }
+                renewals.add(command, work, turn.route)
+            };
+            if let Some((command, work)) = alone {
+                self.submit(command, Purpose::Lease(work), turn);
             }
         }
         lease.rearm(&mut turn.cx);
@@ -213,17 +225,7 @@ impl Engine {
     fn ask(&mut self, name: &Name, turn: &mut Turn<'_>) {
         let work = turn.cx.with_existing(name, LockEntry::due);
         for (command, purpose) in work.into_iter().flatten() {
-            match purpose {
-                Purpose::Ask(asked) if asked.attempt.proposes().is_some() => {
-                    match turn.route.admit(&asked.lock) {
-                        Ok(()) => self.begin_round(RoundKind::Propose(asked), command, turn),
-                        Err(fault) => turn.cx.with_entry(&asked.lock, |entry, cx| {
-                            entry.answered(&asked, Err(fault), cx.now, None, cx);
-                        }),
-                    }
-                }
-                purpose => self.send(0, command, purpose, turn),
-            }
+            self.submit(command, purpose, turn);
         }
     }
 
@@ -234,6 +236,21 @@ impl Engine {
         }
     }
 
+    /// Sends a command of the kernel: over a quorum, by a round.
+    pub(super) fn submit(&mut self, command: Command, purpose: Purpose, turn: &mut Turn<'_>) {
+        if turn.cx.kernel.is_quorum() {
+            let ticket = self.ticket();
+            self.begin_round(ticket, command, purpose, turn);
+        } else {
+            self.send(0, command, purpose, turn);
+        }
+    }
+
+    fn ticket(&mut self) -> Ticket {
+        self.next_ticket += 1;
+        self.next_ticket
+    }
+
     pub(super) fn send(
         &mut self,
         server: ServerNo,
@@ -241,8 +258,7 @@ impl Engine {
         purpose: Purpose,
         turn: &mut Turn<'_>,
     ) {
-        let ticket = self.next_ticket;
-        self.next_ticket += 1;
+        let ticket = self.ticket();
         self.in_flight.insert(ticket, purpose);
         turn.out.push(Outgoing {
             server,
@@ -264,7 +280,7 @@ impl Engine {
                 });
                 serves.flatten().unwrap_or(false)
             }
-            Some(Purpose::Vote { round, .. }) => self.may_resend_vote(kernel, *round, now),
+            Some(Purpose::Vote(round, _)) => self.may_resend_vote(kernel, *round, now),
             Some(Purpose::Lease(work)) => work.lease.remaining(now).is_some(),
             Some(Purpose::Renewals(works)) => {
                 works.iter().any(|it| it.lease.remaining(now).is_some())
@@ -275,15 +291,10 @@ impl Engine {
 
     /// Ends the engine: its thread must not drop what may own a user's closure.
     pub(crate) fn end(&mut self, fx: &mut Effects) {
-        self.end_rounds(fx);
+        self.rounds = Rounds::default();
         for purpose in mem::take(&mut self.in_flight).into_values() {
-            let works = match purpose {
-                Purpose::Lease(work) => vec![work],
-                Purpose::Renewals(works) => works,
-                _ => continue,
-            };
-            let leases = works.into_iter().map(|work| Discard::Lease(work.lease));
-            fx.discard.extend(leases);
+            fx.discard
+                .extend(purpose.into_leases().into_iter().map(Discard::Lease));
         }
     }
 
@@ -303,47 +314,73 @@ impl Engine {
             route,
             out: Vec::new(),
         };
-        let cx = &mut turn.cx;
         decided(1);
         match self.in_flight.remove(&ticket) {
             None => {}
-            Some(Purpose::Vote { round, server }) => self.voted(round, server, end, &mut turn),
-            Some(Purpose::Ask(asked)) => cx.with_entry(&asked.lock, |entry, cx| {
+            Some(Purpose::Vote(round, server)) => self.voted(round, server, end, &mut turn),
+            Some(purpose) => self.apply(purpose, end, sent, &mut turn),
+        }
+        turn.out
+    }
+
+    /// Applies the end of a command of the kernel.
+    pub(super) fn apply(
+        &mut self,
+        purpose: Purpose,
+        end: Result<Answer, Fault>,
+        sent: Instant,
+        turn: &mut Turn<'_>,
+    ) {
+        let cx = &mut turn.cx;
+        match purpose {
+            // Its round applies it.
+            Purpose::Vote(..) => {}
+            Purpose::Ask(asked) => cx.with_entry(&asked.lock, |entry, cx| {
                 entry.answered(&asked, end, sent, None, cx);
             }),
-            Some(Purpose::Refresh(name, of)) => {
+            Purpose::Refresh(name, of) => {
                 cx.with_existing(&name, |entry, cx| entry.refreshed(&of, end, sent, cx));
             }
-            Some(Purpose::Confirm(name, no, id, terms)) => {
+            Purpose::Confirm(name, no, id, terms) => {
                 cx.with_existing(&name, |entry, cx| {
                     entry.confirmed((no, &id), &terms, end, sent, cx);
                 });
             }
-            Some(Purpose::Lease(work)) => turn.lease_ended(work, end, sent),
-            Some(Purpose::Renewals(works)) => self.renewed(works, end, sent, &mut turn),
-            Some(Purpose::Undo(batch)) => {
+            Purpose::Lease(work) => turn.lease_ended(work, end, sent),
+            Purpose::Renewals(works) => self.renewed(works, end, sent, turn),
+            Purpose::Release(lease, cell) => cx.release_ended(lease, &cell, end, sent),
+            Purpose::Undo(batch) => {
+                let now = cx.now;
                 let undone = cx.with_pending(|pending, _| pending.settle(&batch, end, now));
                 let wrong = is_on(Mutant::UndoneUnderPending);
-                let _wrong = wrong.then(|| kernel.pending.lock());
+                let _wrong = wrong.then(|| cx.kernel.pending.lock());
                 // Over a quorum, each attempt that fails is undone at some servers.
-                if let Some(lock) = undone.filter(|_| !kernel.is_quorum()) {
+                if let Some(lock) = undone.filter(|_| !cx.kernel.is_quorum()) {
                     cx.with_existing(lock.key(0).name, LockEntry::undone);
                 }
             }
         }
-        turn.out
     }
 
     /// Returns whether a command in flight may acquire something.
     pub(crate) fn may_acquire(&self) -> bool {
         self.in_flight.values().any(|purpose| match purpose {
             Purpose::Ask(_) => true,
-            Purpose::Vote { round, .. } => self.proposes(*round),
+            Purpose::Vote(round, _) => self.rounds.proposes(*round),
             _ => false,
         })
     }
 
-    /// Returns the commands in flight.
+    /// Returns whether nothing was sent that has not ended, and no holder waits for a release.
+    pub(crate) fn is_idle(&self) -> bool {
+        // What a round has not sent yet may never be.
+        self.in_flight.iter().all(|(ticket, purpose)| {
+            !matches!(purpose, Purpose::Release(..)) && self.rounds.decides(*ticket)
+        })
+    }
+
+    /// Returns the commands that have not ended.
+    #[cfg(sim)]
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight.len()
     }

@@ -219,9 +219,9 @@ impl LastReply {
         }
     }
 
-    /// Records that several calls each hold the lock on some servers of a quorum.
-    pub(crate) fn split(&mut self, sent: Instant, now: Instant, by: Arc<RefusedName>) -> Refused {
-        // The votes can be as old as the round, whose end may be that of a server without a vote.
+    /// Records that nobody is known to have the lock, and that it was not granted.
+    pub(crate) fn busy(&mut self, sent: Instant, now: Instant, by: Arc<RefusedName>) -> Refused {
+        // What it says can be as old as its command.
         let refused = Refused {
             arrived: sent,
             confirmed: sent,

@@ -324,9 +324,8 @@ impl LockEntry {
             return;
         }
         let mut request = self.requests.change(n);
-        // A split vote makes it pause.
-        let pauses_until = request.rounds.pauses_until.unwrap_or(cx.now);
-        let at = at.max(pauses_until);
+        // Calls that each hold a part of a lock would all ask in the same moment again.
+        let at = at.max(request.busy.map_or(cx.now, |busy| busy.until));
         match &mut request.state {
             RequestState::Due(due) => *due = (*due).min(at),
             RequestState::Queued(place) if place.refreshing => {

@@ -16,6 +16,7 @@
 pub(crate) mod answers;
 pub(crate) mod batch;
 pub(crate) mod bounds;
+pub(crate) mod busy;
 pub(crate) mod call;
 pub(crate) mod command;
 pub(crate) mod context;
@@ -38,7 +39,6 @@ pub(crate) mod messages;
 pub(crate) mod part;
 pub(crate) mod pending;
 pub(crate) mod places;
-pub(crate) mod proposals;
 pub(crate) mod refusals;
 pub(crate) mod release_tries;
 pub(crate) mod renewals;
@@ -71,7 +71,6 @@ use crate::kernel::entry::LockEntry;
 use crate::kernel::pending::PendingReleases;
 use crate::kernel::schedule::Schedule;
 use crate::kernel::table::LockTable;
-use crate::kernel::tokens::Tokens;
 use crate::kernel::votes::Majority;
 use crate::kernel::wall::WallClock;
 use crate::name::Name;
@@ -112,7 +111,6 @@ pub(crate) struct Kernel {
     pub(crate) schedule: Mutex<Schedule>,
     /// The first part of the client's holder ids.
     owner: Arc<str>,
-    tokens: Tokens,
     /// The rounds whose calls have left: the engine ends them.
     abandoned: Mutex<Vec<HolderId>>,
     /// Set before the shards are walked; read under a shard's lock.
@@ -132,7 +130,6 @@ impl Kernel {
             )),
             schedule: Mutex::default(),
             owner: owner.into(),
-            tokens: Tokens::default(),
             abandoned: Mutex::default(),
             closed: AtomicBool::new(false),
             lingered: AtomicBool::new(false),
@@ -171,17 +168,8 @@ impl Kernel {
         may_be_own.then(|| HolderId::parse(id)).flatten()
     }
 
-    /// Returns a token above this one, for the servers of a quorum.
-    pub(super) fn propose(&self, above: u64, now: Instant) -> u64 {
-        self.tokens.propose(self.wall(now), above)
-    }
-
-    /// Records the counter that a server has reported.
-    pub(super) fn learn_token(&self, counter: u64, now: Instant) {
-        self.tokens.learn(self.wall(now), counter);
-    }
-
-    fn wall(&self, now: Instant) -> u64 {
+    /// Returns the wall clock, in µs: that of the start, and the time since.
+    pub(super) fn wall(&self, now: Instant) -> u64 {
         self.limits.wall.saturating_add(now.as_nanos() / 1000)
     }
 

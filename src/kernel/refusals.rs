@@ -52,7 +52,7 @@ impl LockEntry {
         if self.is_of_nobody((&by, name), sent, is_for_deadline, cx) {
             return self.refused_by_nobody(n, flight, &by, sent, cx);
         }
-        self.requests.change(n).rounds.settle();
+        self.requests.change(n).busy = None;
         let remaining = by.remaining;
         let refused = self.last.refused(sent, cx.now, Arc::new(by));
         self.note_waited(n, cx);

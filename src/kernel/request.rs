@@ -55,8 +55,8 @@ pub(crate) struct Request {
     /// A wake-up came while a command was under way: look again then, or when that ends if it is
     /// later. `NEVER` if none came.
     pub(crate) again: Instant,
-    /// The state of its rounds, over a quorum.
-    pub(crate) rounds: Rounds,
+    /// Nobody was known to have the lock, and no reply has said otherwise since.
+    pub(crate) busy: Option<Busy>,
     /// It asks for a part.
     pub(crate) part: Option<Box<PartRequest>>,
 }
@@ -69,18 +69,13 @@ pub(crate) struct PartRequest {
     pub(crate) is_sent: bool,
 }
 
-/// What earlier rounds of a request have found.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Rounds {
-    /// The highest counter of a server that found the last token too low.
-    pub(crate) above: u64,
-    /// How many proposals in a row were too low.
-    pub(crate) too_low: usize,
-    /// Split votes in a row, and when the first of them was sent.
-    pub(crate) splits: u32,
-    pub(crate) split_since: Option<Instant>,
-    /// A split vote makes it pause until then: messages do not end the pause.
-    pub(crate) pauses_until: Option<Instant>,
+/// A lock that nobody is known to have, and that was not granted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Busy {
+    /// When the first command was sent that found it so.
+    pub(crate) since: Instant,
+    /// It pauses until then: messages do not end the pause.
+    pub(crate) until: Instant,
 }
 
 /// Whom a request asks for.
@@ -119,7 +114,6 @@ pub(crate) struct Asked {
     pub(crate) id: HolderId,
     pub(crate) attempt: Attempt,
     pub(crate) ttl: Duration,
-    pub(crate) tokens: u64,
     /// What each server of a quorum has.
     pub(crate) at: Option<Arc<AtServers>>,
 }
@@ -196,16 +190,6 @@ impl Place {
     }
 }
 
-impl Rounds {
-    /// A majority has refused the lock.
-    pub(crate) fn settle(&mut self) {
-        *self = Self {
-            above: self.above,
-            ..Self::default()
-        };
-    }
-}
-
 impl Request {
     /// Returns the longest ttl that its commands ask for.
     pub(super) fn key_may_get(&self) -> Duration {
@@ -235,7 +219,7 @@ impl Request {
             once: false,
             failures: 0,
             again: Instant::NEVER,
-            rounds: Rounds::default(),
+            busy: None,
             part: None,
         }
     }

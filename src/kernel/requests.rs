@@ -106,7 +106,6 @@ impl LockEntry {
             id: flight.id.clone(),
             attempt,
             ttl,
-            tokens,
             at: None,
         };
         request.state = RequestState::Sent;
@@ -141,9 +140,7 @@ impl LockEntry {
             request.terms = terms;
         }
         let id = cx.kernel.fresh_id(&*request.lock);
-        let attempt = if cx.kernel.is_quorum() {
-            Attempt::Propose(cx.kernel.propose(request.rounds.above, cx.now))
-        } else if !request.enters(is_contended) {
+        let attempt = if !request.enters(is_contended) {
             Attempt::Once
         } else if served_wake {
             Attempt::Enter(Listens::Inbox)

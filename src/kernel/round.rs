@@ -23,17 +23,12 @@ use crate::clock::Instant;
 use crate::error::Cause;
 use crate::holder_id::HolderId;
 use crate::kernel::Kernel;
-use crate::kernel::command::Command;
-use crate::kernel::context::Context;
-use crate::kernel::effects::Discard;
-use crate::kernel::engine::{Link, Route, ServerNo};
+use crate::kernel::command::{Command, What};
+use crate::kernel::engine::{Link, Route, ServerNo, Ticket};
 use crate::kernel::fault::Fault;
-use crate::kernel::held::HeldLease;
-use crate::kernel::lease::{LeaseWork, OperationCell, end_for_lease};
-use crate::kernel::request::Asked;
-use crate::kernel::unlock::Unlocked;
+use crate::kernel::lease::end_for_lease;
+use crate::kernel::undo::Proof;
 use crate::kernel::votes::{Majority, Verdict, Votes};
-use crate::kernel::waiter::Failure;
 use crate::mutant::{Mutant, is_on};
 use crate::protocol::answer::{Answer, Wanted};
 use crate::protocol::verb::Verb;
@@ -81,22 +76,14 @@ impl AtServers {
     }
 }
 
-/// What a round does.
-#[derive(Debug)]
-pub(super) enum RoundKind {
-    Propose(Asked),
-    Lease(LeaseWork),
-    /// The holder of the lease waits for the end.
-    Release(Arc<HeldLease>, Arc<OperationCell>),
-}
-
 #[derive(Debug)]
 pub(super) struct Round {
-    pub(super) kind: RoundKind,
+    /// The command of the kernel that it decides.
+    pub(super) ticket: Ticket,
     pub(super) command: Command,
     pub(super) id: HolderId,
-    /// The terms of the lease that it acquires.
-    pub(super) ttl: Duration,
+    /// What the lease that it releases has at each server, and for how long its keys may last.
+    pub(super) releases: Option<(Arc<AtServers>, Duration)>,
     pub(super) size: Majority,
     pub(super) at: Arc<AtServers>,
     pub(super) votes: Votes,
@@ -160,24 +147,30 @@ impl Undecided<'_> {
 }
 
 impl Round {
-    pub(super) fn new(kind: RoundKind, command: Command, size: Majority, until: Instant) -> Self {
-        let (verb, id, ttl) = match &kind {
-            RoundKind::Propose(asked) => {
+    pub(super) fn new(ticket: Ticket, command: Command, size: Majority, until: Instant) -> Self {
+        let (verb, id) = match &command.what {
+            What::Acquire {
+                id,
+                tokens,
+                attempt,
+                ..
+            } => {
                 let wanted = Wanted {
                     after: false,
-                    reserved: asked.tokens.saturating_sub(1),
-                    proposed: asked.attempt.proposes(),
+                    reserved: tokens.saturating_sub(1),
+                    proposed: attempt.proposes(),
                 };
-                (Verb::Acquire(wanted), asked.id.clone(), asked.ttl)
+                (Verb::Acquire(wanted), id.clone())
             }
-            RoundKind::Lease(work) => (Verb::Renew, work.lease.id.clone(), Duration::ZERO),
-            RoundKind::Release(lease, _) => (Verb::Release, lease.id.clone(), Duration::ZERO),
+            What::Renew { id, .. } | What::Downgrade { id, .. } => (Verb::Renew, id.clone()),
+            What::Leave { id, .. } => (Verb::Release, id.clone()),
+            what => unreachable!("no round for {what:?}"),
         };
         Self {
-            kind,
+            ticket,
             command,
             id,
-            ttl,
+            releases: None,
             size,
             at: AtServers::new(size.all),
             votes: Votes::new(verb, size),
@@ -195,20 +188,27 @@ impl Round {
         }
     }
 
-    pub(super) fn into_lease(self) -> Option<Discard> {
-        match self.kind {
-            RoundKind::Release(lease, _) => Some(Discard::Lease(lease)),
-            RoundKind::Lease(work) => Some(Discard::Lease(work.lease)),
-            RoundKind::Propose(_) => None,
-        }
-    }
-
     pub(super) fn is_release(&self) -> bool {
-        matches!(self.kind, RoundKind::Release(..))
+        matches!(self.command.what, What::Leave { .. })
     }
 
     pub(super) fn is_proposal(&self) -> bool {
-        matches!(self.kind, RoundKind::Propose(_))
+        matches!(self.command.what, What::Acquire { .. })
+    }
+
+    fn changes_lease(&self) -> bool {
+        !self.is_release() && !self.is_proposal()
+    }
+
+    /// It releases a lease that has this at the servers: those that have nothing are not asked.
+    pub(super) fn release_of(&mut self, taken: Arc<AtServers>, may_last: Duration) {
+        for server in 0..self.size.all {
+            if let AtServer::NotSent | AtServer::No = taken.of(server) {
+                self.at.set(server, AtServer::No);
+                self.votes.count(Some(Answer::Gone));
+            }
+        }
+        self.releases = Some((taken, may_last));
     }
 
     /// Reads the end of the command at a server: what is known there now, and the vote.
@@ -219,9 +219,10 @@ impl Round {
         end: Result<Answer, Fault>,
         (now, route): (Instant, &dyn Route),
     ) -> (AtServer, Option<Answer>) {
-        let end = match self.kind {
-            RoundKind::Lease(_) => end_for_lease(end),
-            _ => end,
+        let end = if self.changes_lease() {
+            end_for_lease(end)
+        } else {
+            end
         };
         let answer = match end {
             Ok(answer) => answer,
@@ -253,11 +254,7 @@ impl Round {
                 self.is_in_own_way = true;
                 (AtServer::No, None)
             }
-            Answer::Refused(_) => (AtServer::No, Some(answer)),
-            Answer::TooLow(counter) => {
-                kernel.learn_token(counter, now);
-                (AtServer::No, Some(answer))
-            }
+            Answer::Refused(_) | Answer::TooLow(_) => (AtServer::No, Some(answer)),
             _ => (AtServer::Unknown, None),
         }
     }
@@ -270,11 +267,11 @@ impl Round {
             Fault::Rejected(_) | Fault::NotReplicated(_) => AtServer::Yes,
         };
         self.faults.push((server, fault));
-        match self.kind {
-            // It goes on as a pending release.
-            RoundKind::Release(..) => AtServer::Unknown,
-            RoundKind::Lease(_) if known == AtServer::Yes => AtServer::Unknown,
-            RoundKind::Lease(_) | RoundKind::Propose(_) => known,
+        // A release goes on as a pending one.
+        if self.is_release() || self.changes_lease() && known == AtServer::Yes {
+            AtServer::Unknown
+        } else {
+            known
         }
     }
 
@@ -291,10 +288,11 @@ impl Round {
         match route.link(server, self.command.wanted_by) {
             Link::Connecting => None,
             Link::Down => {
-                let known = match self.kind {
-                    // Its release goes on as a pending one.
-                    RoundKind::Release(..) => AtServer::Unknown,
-                    _ => AtServer::No,
+                let known = if self.is_release() {
+                    // It goes on as a pending one.
+                    AtServer::Unknown
+                } else {
+                    AtServer::No
                 };
                 self.at.set(server, known);
                 self.votes.count(None);
@@ -330,10 +328,15 @@ impl Round {
     /// Returns the end of the round if it is decided, or if it is `late`.
     pub(super) fn end(&self, late: bool, route: &dyn Route) -> Option<Result<Answer, Fault>> {
         Some(match self.votes.verdict() {
-            Verdict::Decided(_) if self.has_own_id => {
+            Verdict::Decided(_) | Verdict::Split if self.has_own_id => {
                 Err(Fault::NotRun(Cause::text("the acquire script ran twice")))
             }
+            // The try before has removed it.
+            Verdict::Decided(Answer::Gone | Answer::Foreign(_)) if self.tries > 0 => {
+                Ok(Answer::Ours)
+            }
             Verdict::Decided(answer) => Ok(answer),
+            Verdict::Split => Ok(Answer::Busy(Duration::ZERO)),
             Verdict::Open if !late => return None,
             // The release is tried again once all have answered.
             Verdict::Unknown if !late && self.is_release() && self.at.has(AtServer::Asked) => {
@@ -361,11 +364,9 @@ impl Round {
     /// Returns the next try of a release that too few servers have answered, if time is left. It
     /// leaves out those.
     pub(super) fn again(&self, end: &Result<Answer, Fault>, now: Instant) -> Option<Self> {
-        let (RoundKind::Release(lease, cell), Err(Fault::NotRun(_) | Fault::Unknown(_))) =
-            (&self.kind, end)
-        else {
+        if !self.is_release() || !matches!(end, Err(Fault::NotRun(_) | Fault::Unknown(_))) {
             return None;
-        };
+        }
         let not_before = match self.tries {
             0 => now,
             tries => now.after(RECONNECT.pause(tries - 1)),
@@ -374,8 +375,8 @@ impl Round {
         if not_before >= self.until || self.at.has(AtServer::Asked) {
             return None;
         }
-        let kind = RoundKind::Release(Arc::clone(lease), Arc::clone(cell));
-        let mut again = Self::new(kind, self.command.clone(), self.size, self.until);
+        let mut again = Self::new(self.ticket, self.command.clone(), self.size, self.until);
+        again.releases = self.releases.clone();
         again.tries = self.tries + 1;
         again.not_before = not_before;
         for server in 0..self.size.all {
@@ -390,45 +391,23 @@ impl Round {
         Some(again)
     }
 
-    /// The round has released its lease, as far as servers have answered.
-    pub(super) fn released(
-        &self,
-        lease: &Arc<HeldLease>,
-        cell: &Arc<OperationCell>,
-        end: Result<Answer, Fault>,
-        sent: Instant,
-        cx: &mut Context<'_>,
-    ) {
-        let cause = end.as_ref().err().and_then(Fault::cause).cloned();
-        let may_have_run = self.tries > 0;
-        let result = match (cx.kernel).unlocked(lease, end, may_have_run, cx.now, cx.fx) {
-            Unlocked::Released | Unlocked::Lost(_) => Ok(()),
-            Unlocked::Unconfirmed => Err(Failure::Unreachable {
-                since: Some(sent),
-                cause,
-            }),
-        };
-        cx.fx.operation_ended(cell, result);
-        for server in 0..self.size.all {
-            if self.is_missing(lease, server) {
-                cx.release_at(lease, server);
-            }
-        }
-    }
-
-    /// Returns whether the release of a lease has not certainly ended at a server, and has no
+    /// Returns what ends the release at a server if that has not certainly ended, and has no
     /// command there.
-    pub(super) fn is_missing(&self, lease: &HeldLease, server: ServerNo) -> bool {
+    pub(super) fn missing(&self, server: ServerNo) -> Option<Proof> {
+        let taken = self.releases.as_ref().map(|(taken, _)| taken.of(server));
+        let may_run_later = taken == Some(AtServer::Unknown);
         match self.at.of(server) {
-            AtServer::NotSent | AtServer::Unknown => true,
-            AtServer::Asked | AtServer::Yes => false,
+            AtServer::NotSent | AtServer::Unknown => {}
+            AtServer::Asked | AtServer::Yes => return None,
             // The acquiring command may run later.
-            AtServer::No if is_on(Mutant::ReleaseEndsTheUnknown) => false,
-            AtServer::No => {
-                let at = lease.at.as_ref();
-                at.is_some_and(|at| at.of(server) == AtServer::Unknown)
-            }
+            AtServer::No if may_run_later && !is_on(Mutant::ReleaseEndsTheUnknown) => {}
+            AtServer::No => return None,
         }
+        Some(if may_run_later {
+            Proof::KeySeen
+        } else {
+            Proof::AnyAnswer
+        })
     }
 
     pub(super) fn undecided(&self) -> Undecided<'_> {

@@ -1,69 +1,121 @@
 //! The rounds of the engine: when their commands are sent, and what becomes of their ends.
 
+use std::collections::BTreeMap;
 use std::mem;
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::kernel::Kernel;
-use crate::kernel::command::Command;
-use crate::kernel::effects::Effects;
-use crate::kernel::engine::{Engine, Purpose, ServerNo, Turn};
+use crate::error::Cause;
+use crate::kernel::command::{Attempt, Command, What};
+use crate::kernel::context::Context;
+use crate::kernel::engine::{Engine, Purpose, ServerNo, Ticket, Turn};
+use crate::kernel::entry::LockEntry;
 use crate::kernel::fault::Fault;
-use crate::kernel::lease::{LeaseWork, WorkKind};
-use crate::kernel::round::{AtServer, Round, RoundKind, RoundNo};
+use crate::kernel::round::{AtServer, Round, RoundNo};
 use crate::kernel::schedule::Item;
 use crate::kernel::table::entry_name;
+use crate::kernel::tokens::Tokens;
 use crate::kernel::undo::{PendingRelease, Proof};
+use crate::kernel::{Kernel, RUNS_WITHIN};
 use crate::mutant::{Mutant, is_on};
 use crate::protocol::answer::Answer;
 
-impl Engine {
-    /// Begins a round; its commands are sent by [`advance`](Self::advance).
-    pub(super) fn begin_round(&mut self, kind: RoundKind, command: Command, turn: &Turn<'_>) {
-        let limits = &turn.cx.kernel.limits;
-        let until = turn.cx.now.after(limits.command_timeout);
-        let mut round = Round::new(kind, command, limits.size, until);
-        round.began = turn.cx.now;
-        match &mut round.kind {
-            RoundKind::Propose(asked) => asked.at = Some(Arc::clone(&round.at)),
-            RoundKind::Release(lease, ..) => {
-                // Servers that have nothing of the lease are not asked.
-                for server in 0..round.size.all {
-                    let taken = lease.at.as_ref().map(|at| at.of(server));
-                    if matches!(taken, Some(AtServer::NotSent | AtServer::No)) {
-                        round.at.set(server, AtServer::No);
-                        round.votes.count(Some(Answer::Gone));
-                    }
-                }
-            }
-            RoundKind::Lease(_) => {}
-        }
-        self.add_round(round);
+/// The rounds whose commands have not all ended.
+#[derive(Debug, Default)]
+pub(super) struct Rounds {
+    all: BTreeMap<RoundNo, Round>,
+    last: RoundNo,
+    tokens: Tokens,
+}
+
+impl Rounds {
+    fn add(&mut self, round: Round) {
+        self.last += 1;
+        self.all.insert(self.last, round);
     }
 
-    fn add_round(&mut self, round: Round) {
-        self.next_round += 1;
-        self.rounds.insert(self.next_round, round);
+    /// Returns what the end of a round means for the kernel.
+    fn settle(&mut self, no: RoundNo, end: Result<Answer, Fault>) -> Result<Answer, Fault> {
+        let round = &self.all[&no];
+        let name = entry_name(&*round.command.lock);
+        match end {
+            Ok(Answer::Busy(_)) => return Ok(Answer::Busy(self.tokens.split(name))),
+            Ok(Answer::TooLow(counter)) if self.tokens.too_low(name, counter) => {
+                let cause = Cause::text("other clients used higher fencing tokens each time");
+                return Err(Fault::NotRun(cause));
+            }
+            Ok(Answer::TooLow(_)) => return Ok(Answer::Busy(Duration::ZERO)),
+            Ok(Answer::Granted(_)) => self.tokens.granted(name),
+            Ok(Answer::Refused(_)) => self.tokens.refused(name),
+            _ => {}
+        }
+        end
+    }
+
+    /// Returns whether the round acquires a lock.
+    pub(super) fn proposes(&self, no: RoundNo) -> bool {
+        self.all.get(&no).is_some_and(Round::is_proposal)
+    }
+
+    /// Returns whether the command of the kernel is that of a round.
+    pub(super) fn decides(&self, ticket: Ticket) -> bool {
+        self.all.values().any(|round| round.ticket == ticket)
+    }
+}
+
+impl Engine {
+    /// Begins a round; its commands are sent by [`advance`](Self::advance).
+    pub(super) fn begin_round(
+        &mut self,
+        ticket: Ticket,
+        mut command: Command,
+        mut purpose: Purpose,
+        turn: &mut Turn<'_>,
+    ) {
+        let limits = &turn.cx.kernel.limits;
+        let until = turn.cx.now.after(limits.command_timeout);
+        if let What::Acquire { attempt, .. } = &mut command.what {
+            if let Err(fault) = turn.route.admit(&command.lock) {
+                return self.apply(purpose, Err(fault), turn.cx.now, turn);
+            }
+            let clock = turn.cx.kernel.wall(turn.cx.now);
+            let name = entry_name(&*command.lock);
+            *attempt = Attempt::Propose(self.rounds.tokens.propose(name, clock));
+        }
+        let mut round = Round::new(ticket, command, limits.size, until);
+        round.began = turn.cx.now;
+        match &mut purpose {
+            Purpose::Ask(asked) => asked.at = Some(Arc::clone(&round.at)),
+            Purpose::Release(lease, _) => {
+                if let Some(taken) = &lease.at {
+                    round.release_of(Arc::clone(taken), lease.key_may_last());
+                }
+            }
+            _ => {}
+        }
+        self.in_flight.insert(ticket, purpose);
+        self.rounds.add(round);
     }
 
     /// Sends what the open rounds have not sent yet, and ends those whose time is over. Returns
     /// whether a round has ended.
     pub(super) fn advance(&mut self, turn: &mut Turn<'_>) -> bool {
         let (kernel, now) = (turn.cx.kernel, turn.cx.now);
-        if self.rounds.is_empty() && !kernel.is_quorum() {
+        if self.rounds.all.is_empty() && !kernel.is_quorum() {
             return false;
         }
         let abandoned = mem::take(&mut *kernel.abandoned.lock());
         let mut has_ended = false;
-        let open = self.rounds.iter().filter(|(_, round)| {
+        let open = self.rounds.all.iter().filter(|(_, round)| {
             !round.is_over || is_on(Mutant::NotSentIsSentLate) && round.is_proposal()
         });
         let open: Vec<RoundNo> = open.map(|(no, _)| *no).collect();
         for no in open {
-            for server in 0..self.rounds[&no].size.all {
+            for server in 0..kernel.limits.size.all {
                 self.cast(no, server, turn);
             }
-            let Some(round) = self.rounds.get_mut(&no) else {
+            let Some(round) = self.rounds.all.get_mut(&no) else {
                 continue;
             };
             let has_left = round.is_proposal() && abandoned.contains(&round.id);
@@ -73,7 +125,7 @@ impl Engine {
             }
             has_ended |= self.judge(no, is_late, has_left, turn);
         }
-        let open = self.rounds.values().filter(|round| !round.is_over);
+        let open = self.rounds.all.values().filter(|round| !round.is_over);
         if let Some(at) = open.map(|round| round.next(now)).min() {
             turn.cx.put(Item::Rounds, [at, at]);
         }
@@ -82,12 +134,11 @@ impl Engine {
 
     /// Sends a round's command to a server, if it was not sent and the pipeline is up.
     fn cast(&mut self, no: RoundNo, server: ServerNo, turn: &mut Turn<'_>) {
-        let Some(round) = self.rounds.get_mut(&no) else {
+        let Some(round) = self.rounds.all.get_mut(&no) else {
             return;
         };
         if let Some((to, command)) = round.cast(server, turn.cx.now, turn.route) {
-            let purpose = Purpose::Vote { round: no, server };
-            self.send(to, command, purpose, turn);
+            self.send(to, command, Purpose::Vote(no, server), turn);
         }
     }
 
@@ -99,10 +150,14 @@ impl Engine {
         end: Result<Answer, Fault>,
         turn: &mut Turn<'_>,
     ) {
-        let Some(round) = self.rounds.get_mut(&no) else {
+        let (now, clock) = (turn.cx.now, turn.cx.kernel.wall(turn.cx.now));
+        if let Ok(Answer::TooLow(counter)) = &end {
+            self.rounds.tokens.learn(clock, *counter);
+        }
+        let Some(round) = self.rounds.all.get_mut(&no) else {
             return;
         };
-        let (at, vote) = round.read(turn.cx.kernel, server, end, (turn.cx.now, turn.route));
+        let (at, vote) = round.read(turn.cx.kernel, server, end, (now, turn.route));
         round.at.set(server, at);
         if round.is_over {
             self.voted_late(no, server, vote, turn)
@@ -110,7 +165,7 @@ impl Engine {
             round.votes.count(vote);
             self.judge(no, false, false, turn);
         }
-        self.forget_round(no, turn.cx.fx);
+        self.forget_round(no);
     }
 
     fn voted_late(
@@ -120,58 +175,42 @@ impl Engine {
         vote: Option<Answer>,
         turn: &mut Turn<'_>,
     ) {
-        let round = &self.rounds[&no];
+        let round = &self.rounds.all[&no];
         let is_unknown = round.at.of(server) == AtServer::Unknown;
-        match &round.kind {
-            RoundKind::Propose(asked) if is_unknown => {
+        match &round.command.what {
+            What::Acquire { .. } if is_unknown => {
                 // Its undo is behind it on the same pipeline, which has ended.
                 let mut pending = turn.cx.kernel.pending.lock();
-                pending.doubt(server, &asked.lock, &asked.id);
+                pending.doubt(server, &round.command.lock, &round.id);
             }
-            RoundKind::Lease(work) if is_unknown => limit(work),
-            RoundKind::Release(lease, ..) if round.is_missing(lease, server) => {
-                turn.cx.release_at(lease, server);
-            }
-            RoundKind::Propose(asked) if is_on(Mutant::LateVoteCounts) => {
-                let no = asked.no;
-                let is_next = |it: &&mut Round| match &it.kind {
-                    RoundKind::Propose(asked) => asked.no == no && !it.is_over,
-                    _ => false,
+            What::Acquire { .. } if is_on(Mutant::LateVoteCounts) => {
+                let lock = Arc::clone(&round.command.lock);
+                let is_next = |it: &&mut Round| {
+                    it.is_proposal() && !it.is_over && Arc::ptr_eq(&it.command.lock, &lock)
                 };
-                if let Some(next) = self.rounds.values_mut().find(is_next) {
+                if let Some(next) = self.rounds.all.values_mut().find(is_next) {
                     next.votes.count(vote);
                 }
             }
+            What::Leave { .. } => release_at(round, server, turn),
+            _ if is_unknown => turn.cx.limit(&round.command),
             _ => {}
         }
     }
 
     /// Forgets a round that is over once no server has a command of it.
-    fn forget_round(&mut self, no: RoundNo, fx: &mut Effects) {
+    fn forget_round(&mut self, no: RoundNo) {
         let is_done = |round: &Round| round.is_over && !round.at.has(AtServer::Asked);
-        if self.rounds.get(&no).is_some_and(is_done) {
-            let round = self.rounds.remove(&no);
-            fx.discard.extend(round.and_then(Round::into_lease));
+        if self.rounds.all.get(&no).is_some_and(is_done) {
+            self.rounds.all.remove(&no);
         }
-    }
-
-    /// Forgets all rounds.
-    pub(super) fn end_rounds(&mut self, fx: &mut Effects) {
-        let rounds = mem::take(&mut self.rounds).into_values();
-        fx.discard.extend(rounds.filter_map(Round::into_lease));
-    }
-
-    /// Returns whether a holder waits for a release.
-    pub(crate) fn has_open_releases(&self) -> bool {
-        let mut rounds = self.rounds.values();
-        rounds.any(|round| !round.is_over && round.is_release())
     }
 
     /// Ends a round if it is decided, or `late`, maybe because its call has left. Returns whether
     /// it has ended.
     fn judge(&mut self, no: RoundNo, late: bool, has_left: bool, turn: &mut Turn<'_>) -> bool {
         let now = turn.cx.now;
-        let Some(round) = self.rounds.get_mut(&no).filter(|round| !round.is_over) else {
+        let Some(round) = self.rounds.all.get_mut(&no).filter(|round| !round.is_over) else {
             return false;
         };
         let Some(end) = round.end(late, turn.route) else {
@@ -187,43 +226,48 @@ impl Engine {
         (turn.route).round_ended(&round.undecided(), &end, is_cut_short);
         round.is_over = true;
         match round.again(&end, now) {
-            Some(again) => self.add_round(again),
-            None => self.apply(no, end, turn),
+            Some(again) => self.rounds.add(again),
+            None => {
+                let end = self.rounds.settle(no, end);
+                self.end_round(no, end, turn);
+            }
         }
-        self.forget_round(no, turn.cx.fx);
+        self.forget_round(no);
         true
     }
 
-    /// Applies the end of a round.
-    fn apply(&mut self, no: RoundNo, end: Result<Answer, Fault>, turn: &mut Turn<'_>) {
-        let (round, cx) = (&self.rounds[&no], &mut turn.cx);
+    /// Applies the end of a round, and gives back what it has left.
+    fn end_round(&mut self, no: RoundNo, end: Result<Answer, Fault>, turn: &mut Turn<'_>) {
+        let round = &self.rounds.all[&no];
         let sent = if is_on(Mutant::RoundCountsFromReply) {
-            cx.now
+            turn.cx.now
         } else {
-            round.first_sent.unwrap_or(cx.now)
+            round.first_sent.unwrap_or(turn.cx.now)
         };
-        match &round.kind {
-            RoundKind::Propose(asked) => {
-                let is_held = cx.with_entry(&asked.lock, |entry, cx| {
-                    entry.answered(asked, end, sent, None, cx);
-                    entry.holds(&asked.id)
-                });
-                self.close_proposal(no, is_held, turn);
+        if !round.is_proposal() && !round.is_release() && round.at.has(AtServer::Unknown) {
+            turn.cx.limit(&round.command);
+        }
+        if let Some(purpose) = self.in_flight.remove(&round.ticket) {
+            self.apply(purpose, end, sent, turn);
+        }
+        let round = &self.rounds.all[&no];
+        if round.is_release() {
+            for server in 0..round.size.all {
+                release_at(round, server, turn);
             }
-            RoundKind::Lease(work) => {
-                if round.at.has(AtServer::Unknown) {
-                    limit(work);
-                }
-                cx.lease_answered(work, end, sent);
-            }
-            RoundKind::Release(lease, cell) => round.released(lease, cell, end, sent, cx),
+        }
+        if round.is_proposal() {
+            let name = entry_name(&*round.command.lock);
+            let holds = |entry: &mut LockEntry, _: &mut Context<'_>| entry.holds(&round.id);
+            let is_held = turn.cx.with_existing(name, holds).unwrap_or(false);
+            self.close_proposal(no, is_held, turn);
         }
     }
 
     /// Gives back what a proposal has taken, unless this client holds the lock by it.
     fn close_proposal(&mut self, no: RoundNo, is_held: bool, turn: &mut Turn<'_>) {
-        for server in 0..self.rounds[&no].size.all {
-            let round = &self.rounds[&no];
+        for server in 0..self.rounds.all[&no].size.all {
+            let round = &self.rounds.all[&no];
             let at = round.at.of(server);
             let ends_by = match at {
                 AtServer::NotSent if is_on(Mutant::NotSentIsSentLate) => continue,
@@ -239,7 +283,10 @@ impl Engine {
                 AtServer::Unknown if is_on(Mutant::UnknownIsNotUndone) => continue,
                 AtServer::Unknown => Proof::KeySeen,
             };
-            let (now, until) = (turn.cx.now, turn.cx.may_run_until(round.ttl));
+            let What::Acquire { ttl, .. } = round.command.what else {
+                return;
+            };
+            let (now, until) = (turn.cx.now, turn.cx.may_run_until(ttl));
             let place = (server, &round.command.lock);
             let release = PendingRelease::new(place, &round.id, until, ends_by);
             let command = turn.cx.with_pending(|pending, _| match at {
@@ -258,7 +305,7 @@ impl Engine {
     /// Returns whether a command may be sent again, with its script's text: a proposal only while
     /// its round is open, or its lease is. Otherwise its release may already be behind it.
     pub(super) fn may_resend_vote(&self, kernel: &Kernel, no: RoundNo, now: Instant) -> bool {
-        let Some(round) = self.rounds.get(&no) else {
+        let Some(round) = self.rounds.all.get(&no) else {
             return false;
         };
         if !round.is_over || !round.is_proposal() || is_on(Mutant::ProposalIsResentLate) {
@@ -275,28 +322,54 @@ impl Engine {
         found.is_some_and(|held| held.lease.remaining(now).is_some())
     }
 
-    /// Returns whether the round acquires a lock.
-    pub(super) fn proposes(&self, no: RoundNo) -> bool {
-        self.rounds.get(&no).is_some_and(Round::is_proposal)
-    }
-
     /// Returns whether a round may still change something under this id.
     #[cfg(sim)]
     pub(crate) fn knows(&self, id: &str) -> bool {
-        self.rounds.values().any(|round| round.id.as_str() == id)
+        self.rounds
+            .all
+            .values()
+            .any(|round| round.id.as_str() == id)
     }
 
     #[cfg(sim)]
     pub(crate) fn rounds(&self) -> usize {
-        self.rounds.len()
+        self.rounds.all.len()
     }
 }
 
-/// A change of ttl may run later at a server.
-fn limit(work: &LeaseWork) {
-    if let WorkKind::SetTtl(ttl, _) = work.kind
-        && !is_on(Mutant::LateShorteningIsForgotten)
-    {
-        work.lease.limit(ttl);
+/// Releases at a server what a round has not certainly released there.
+fn release_at(round: &Round, server: ServerNo, turn: &mut Turn<'_>) {
+    let (Some(ends_by), Some((_, may_last))) = (round.missing(server), &round.releases) else {
+        return;
+    };
+    if is_on(Mutant::MissingReleaseIsForgotten) {
+        return;
+    }
+    let until = turn.cx.now.after((*may_last).max(RUNS_WITHIN));
+    let place = (server, &round.command.lock);
+    let release = PendingRelease::new(place, &round.id, until, ends_by);
+    turn.cx.pend_ended(release);
+}
+
+impl Context<'_> {
+    /// A change of ttl may run later at a server.
+    fn limit(&mut self, command: &Command) {
+        let What::Renew {
+            id,
+            ttl,
+            may_shorten: true,
+        } = &command.what
+        else {
+            return;
+        };
+        if is_on(Mutant::LateShorteningIsForgotten) {
+            return;
+        }
+        self.with_existing(entry_name(&*command.lock), |entry, _| {
+            let held = entry.held.iter().find(|held| held.lease.id == *id);
+            if let Some(held) = held {
+                held.lease.limit(*ttl);
+            }
+        });
     }
 }

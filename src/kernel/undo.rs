@@ -10,7 +10,6 @@ use crate::kernel::context::Context;
 use crate::kernel::engine::ServerNo;
 use crate::kernel::held::HeldLease;
 use crate::kernel::round::AtServer;
-use crate::mutant::{Mutant, is_on};
 use crate::protocol::primitive::Primitive;
 
 /// The reply that ends a release before its time.
@@ -108,15 +107,6 @@ impl Context<'_> {
         }
     }
 
-    /// Adds the release of an ended lease at one server of a quorum.
-    pub(super) fn release_at(&mut self, lease: &HeldLease, server: ServerNo) {
-        if is_on(Mutant::MissingReleaseIsForgotten) {
-            return;
-        }
-        let ends_by = proof_at(lease, server).unwrap_or(Proof::AnyAnswer);
-        self.release_in(lease, server, ends_by, None);
-    }
-
     fn release_in(
         &mut self,
         lease: &HeldLease,
@@ -125,13 +115,19 @@ impl Context<'_> {
         counts: Option<usize>,
     ) {
         let until = self.now.after(lease.key_may_last().max(RUNS_WITHIN));
-        self.pend(PendingRelease {
+        self.pend_ended(PendingRelease {
             counts,
             ..PendingRelease::new((server, &lease.lock), &lease.id, until, ends_by)
         });
-        if ends_by == Proof::AnyAnswer {
+    }
+
+    /// Adds the release of what an ended lease has left.
+    pub(super) fn pend_ended(&mut self, release: PendingRelease) {
+        let seen = (release.ends_by == Proof::AnyAnswer).then(|| release.id.clone());
+        self.pend(release);
+        if let Some(id) = seen {
             // The lock is taken until this release runs: it waits for no pause.
-            self.with_pending(|pending, _| pending.seen(&lease.id));
+            self.with_pending(|pending, _| pending.seen(&id));
         }
     }
 

@@ -24,6 +24,7 @@ use crate::kernel::holder::HoldingEnd;
 use crate::kernel::lease::{LeaseStatus, NoHandoff, Operation, OperationCell, Wanted};
 use crate::kernel::messages::FREE_FOR;
 use crate::kernel::table::entry_name;
+use crate::kernel::waiter::Failure;
 use crate::lost::Lost;
 use crate::mutant::{Mutant, is_on};
 use crate::protocol::answer::{Answer, KeyState};
@@ -220,6 +221,26 @@ impl Kernel {
 }
 
 impl Context<'_> {
+    /// Applies the end of a release that the engine has sent: its holder waits in the cell.
+    pub(super) fn release_ended(
+        &mut self,
+        lease: Arc<HeldLease>,
+        cell: &Arc<OperationCell>,
+        end: Result<Answer, Fault>,
+        sent: Instant,
+    ) {
+        let cause = end.as_ref().err().and_then(Fault::cause).cloned();
+        let result = match self.kernel.unlocked(&lease, end, false, self.now, self.fx) {
+            Unlocked::Released | Unlocked::Lost(_) => Ok(()),
+            Unlocked::Unconfirmed => Err(Failure::Unreachable {
+                since: Some(sent),
+                cause,
+            }),
+        };
+        self.fx.operation_ended(cell, result);
+        self.fx.discard.push(Discard::Lease(lease));
+    }
+
     /// The engine looks at a lease that is being released: its caller's thread stands still.
     pub(super) fn end_overdue_release(&mut self, lease: &Arc<HeldLease>) {
         self.with_entry(&lease.lock, |entry, cx| {

@@ -51,6 +51,8 @@ pub(crate) enum Verdict {
     /// Further votes can change it.
     Open,
     Decided(Answer),
+    /// Too few servers granted the call, and no other holder has a majority either.
+    Split,
     /// Too many servers failed for the answers of the others to decide.
     Unknown,
 }
@@ -146,7 +148,7 @@ impl Votes {
             return Verdict::Decided(Answer::TooLow(highest));
         }
         if most + unread < needed {
-            Verdict::Decided(Answer::Split)
+            Verdict::Split
         } else {
             Verdict::Open
         }
@@ -328,11 +330,11 @@ mod tests {
         );
         assert_eq!(
             acquire(3, [refused("x", 9), refused("y", 5), granted()]),
-            Verdict::Decided(Answer::Split)
+            Verdict::Split
         );
         assert_eq!(
             acquire(3, [granted(), refused("x", 9), None]),
-            Verdict::Decided(Answer::Split)
+            Verdict::Split
         );
         assert_eq!(
             acquire(5, [refused("y", 1), refused("y", 1), refused("x", 1)]),

@@ -49,8 +49,8 @@ pub(crate) enum Answer {
     Skipped,
     /// The proposed fencing token is not above this one.
     TooLow(u64),
-    /// Too few servers of a quorum granted it, and no other holder has a majority either.
-    Split,
+    /// Nothing was taken, and nobody is known to have the lock: the next try follows this pause.
+    Busy(Duration),
     /// The caller holds the lock, or held it until this release.
     Ours,
     /// The caller held the lock until this plain release: the lock is free although clients wait in

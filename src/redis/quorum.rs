@@ -103,7 +103,9 @@ impl Quorum {
             match replies.votes.verdict() {
                 Verdict::Decided(answer) => return Ok(answer),
                 Verdict::Open if !asked.is_empty() => {}
-                Verdict::Open | Verdict::Unknown => return Err(self.too_few(&replies)),
+                Verdict::Open | Verdict::Split | Verdict::Unknown => {
+                    return Err(self.too_few(&replies));
+                }
             }
             wait(&mut asked, until);
             let is_late = Instant::now() >= until;

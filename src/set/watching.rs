@@ -11,15 +11,15 @@
 use std::time::Duration;
 
 use crate::clock::{Instant, LONGEST_SLEEP};
+use crate::kernel::busy::no_holder_since;
 use crate::kernel::last_reply::last_attempt;
 use crate::kernel::places::{UNSUBSCRIBED, next_attempt};
-use crate::kernel::proposals::{SPLIT_PAUSE, no_holder_since};
 use crate::kernel::waiter::{Failure, Refused, Wait};
 use crate::kernel::watch::{News, Watching};
 use crate::mutant::{Mutant, is_on};
 use crate::parker::Parker;
 use crate::set::call::{Missed, SetCall, SetOutcome, Turn, Why};
-use crate::wait_policy::{RECONNECT, WaitPolicy, jittered};
+use crate::wait_policy::{BUSY, RECONNECT, WaitPolicy, jittered};
 
 /// The longest pause while a breaker is open: the answer to another command closes it.
 const OPEN_PAUSE: Duration = Duration::from_millis(250);
@@ -139,7 +139,7 @@ impl Watched {
             };
             return Next::Done(SetOutcome::Failed(failure));
         }
-        let until = turn.now.after(SPLIT_PAUSE.pause(self.splits));
+        let until = turn.now.after(BUSY.pause(self.splits));
         self.splits = self.splits.saturating_add(1);
         self.pause(name, until, call, turn)
     }

@@ -383,7 +383,7 @@ impl<'a> EngineLoop<'a> {
 
     /// Returns whether nothing is under way or due.
     fn is_done(&self) -> bool {
-        !self.pipes.is_busy() && self.engine.in_flight() == 0 && !self.engine.has_open_releases()
+        !self.pipes.is_busy() && self.engine.is_idle()
     }
 
     /// Sleeps until something is due, a socket is ready, or another thread wakes this one.
