@@ -209,7 +209,7 @@ impl Call {
         }
         let in_line = !is_once && self.wants.lock.has_local_queue();
         let must_wait = in_line && (entry.line_is_busy() || cx.now < entry.asks_from());
-        if self.wants.by_engine || cx.kernel.is_quorum() || must_wait {
+        if self.wants.by_engine || cx.kernel.limits.engine_sends || must_wait {
             return self.park(entry, false, cx);
         }
         let serves = if in_line {

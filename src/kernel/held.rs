@@ -85,7 +85,7 @@ pub(super) struct Extras {
     pub(super) operations: VecDeque<Operation>,
     /// The readers' side of the lock, after a downgrade: renewals repeat it.
     pub(super) reader: Option<Arc<dyn Primitive>>,
-    /// The release that the engine must begin, over a quorum.
+    /// The release that the engine must begin.
     pub(super) release: Option<Arc<OperationCell>>,
 }
 
@@ -436,14 +436,14 @@ impl HeldLease {
     }
 
     /// Ends the holding of `token`: the lease lingers if it `may_linger`, and its release begins
-    /// otherwise. If a round of the engine is to release it, the holder waits in the cell for that.
+    /// otherwise. If the engine is to send that, the holder waits in the cell for its end.
     pub(super) fn end_holding(
         self: &Arc<Self>,
         token: FencingToken,
         may_linger: bool,
         cx: &mut Context<'_>,
     ) -> HoldingEnd {
-        let (now, by_round) = (cx.now, cx.kernel.is_quorum());
+        let (now, by_engine) = (cx.now, cx.kernel.limits.engine_sends);
         let (end, operations) = self.change(cx, |inner| {
             let lingers = || inner.begin_linger(&self.run, token, now);
             if let Some((lasts, before)) = may_linger.then(lingers).flatten() {
@@ -455,7 +455,7 @@ impl HeldLease {
             let end = match status {
                 LeaseStatus::Released => HoldingEnd::Over,
                 LeaseStatus::Lost(lost) => HoldingEnd::Lost(lost),
-                _ if by_round => {
+                _ if by_engine => {
                     let cell = OperationCell::new();
                     inner.extras().release = Some(Arc::clone(&cell));
                     HoldingEnd::Releases(Some(cell))
@@ -468,7 +468,7 @@ impl HeldLease {
         end
     }
 
-    /// Returns the release that a round must begin.
+    /// Returns the release that the engine must begin.
     pub(super) fn take_release(&self) -> Option<Arc<OperationCell>> {
         self.inner.lock().extras.as_mut()?.release.take()
     }

@@ -29,7 +29,7 @@ pub(crate) struct Facts {
 pub(super) enum HoldingEnd {
     /// The lease lingers for this long, without this holder.
     Lingers(Duration, Holder),
-    /// Its release has begun; the cell if a round of the engine sends it.
+    /// Its release has begun; the cell if the engine sends it.
     Releases(Option<Arc<OperationCell>>),
     /// It was lost, and leaves its entry.
     Lost(Lost),

@@ -93,6 +93,8 @@ pub(crate) struct Limits {
     pub(crate) may_fail_over: bool,
     /// The server that answers has the only copy of the keys.
     pub(crate) replies_are_final: bool,
+    /// The engine sends the commands of calls and the releases, not the program's threads.
+    pub(crate) engine_sends: bool,
     /// The servers of a quorum; one elsewhere.
     pub(crate) size: Majority,
     /// A majority of the servers decides, even of one server.

@@ -43,8 +43,8 @@ pub(crate) enum Unlock {
     Lingers,
     /// The caller sends it, and reports its end with `unlocked`.
     Send(Command),
-    /// The engine releases it, over a quorum. The caller waits for the result
-    /// in the cell; a loss is the lease's status then.
+    /// The engine sends it. The caller waits for the result in the cell; a loss is the lease's
+    /// status then.
     Wait(Arc<OperationCell>),
     /// The engine renews the lease. Then `begin_unlock` is called again.
     RenewFirst(Arc<OperationCell>),

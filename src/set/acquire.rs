@@ -115,7 +115,7 @@ impl SetAcquire {
 
     /// The attempt has ended: the set gives back what it has.
     fn give_back(&mut self, missed: Missed, turn: &mut Turn<'_>) -> SetStep {
-        let is_by_engine = self.call.wants.by_engine || turn.kernel.limits.is_quorum;
+        let is_by_engine = self.call.wants.by_engine || turn.kernel.limits.engine_sends;
         let (lease, kernel, now) = (&self.call.lease, turn.kernel, turn.now);
         if is_by_engine {
             cut(lease, 0, kernel, now, turn.fx);

@@ -20,6 +20,7 @@ impl fmt::Display for Plan {
         let list = |items: Vec<String>| items.join(",");
         let kinds = list(self.kinds.iter().map(word).collect());
         let drifts = list(self.drifts.iter().map(i64::to_string).collect());
+        let by = if self.by_engine { " by=Engine" } else { "" };
         let low = self
             .low
             .map_or_else(String::new, |low| format!(" low={low:?}"));
@@ -32,7 +33,7 @@ impl fmt::Display for Plan {
         write!(
             f,
             "seed={} family={:?} servers={} clients={} threads={} ops={} names={} kinds={kinds} ttl={} \
-             handoffs={} backoff={} linger={} drifts={drifts}{low} faults={faults}",
+             handoffs={} backoff={} linger={} drifts={drifts}{low}{by} faults={faults}",
             self.seed,
             self.family,
             self.servers,
@@ -100,6 +101,7 @@ impl FromStr for Plan {
             drifts: items("drifts")?.map(number).collect::<Result<_, _>>()?,
             faults: faults.collect::<Result<_, Malformed>>()?,
             low: text_of("low").ok().map(low).transpose()?,
+            by_engine: text_of("by").is_ok(),
         })
     }
 }

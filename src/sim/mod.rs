@@ -83,6 +83,7 @@ fn smaller_plans(plan: &Plan) -> Vec<Plan> {
     with(&|it| it.backoff = 0);
     with(&|it| it.linger /= 2);
     with(&|it| it.low = None);
+    with(&|it| it.by_engine = false);
     with(&|it| it.drifts.fill(0));
     for n in 0..plan.kinds.len() {
         with(&|it| {

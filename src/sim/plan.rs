@@ -259,12 +259,19 @@ pub(super) struct Plan {
     pub(super) faults: Vec<(Time, Fault)>,
     /// The bound of the kernel that is lowered.
     pub(super) low: Option<Bound>,
+    /// The engine sends to the only server, as it does to a quorum.
+    pub(super) by_engine: bool,
 }
 
 impl Plan {
     /// Returns whether a majority of several servers decides.
     pub(super) fn is_quorum(&self) -> bool {
         self.servers > 1
+    }
+
+    /// Returns whether the engine sends the commands of calls and the releases.
+    pub(super) fn engine_sends(&self) -> bool {
+        self.by_engine || self.is_quorum()
     }
 
     /// Returns how many servers must have a lock for its holder.

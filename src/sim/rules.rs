@@ -2,6 +2,7 @@
 
 mod calls;
 mod crowds;
+mod engine_sends;
 mod releases;
 mod rounds;
 mod tries;
@@ -35,6 +36,7 @@ fn kernel() -> Kernel {
         may_fail_over: false,
         replies_are_final: true,
         size: crate::kernel::votes::Majority::of(1),
+        engine_sends: false,
         is_quorum: false,
         wall: 0,
     };

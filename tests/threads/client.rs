@@ -77,6 +77,7 @@ impl World {
             may_fail_over: false,
             replies_are_final: true,
             size: Majority::of(1),
+            engine_sends: false,
             is_quorum: false,
             wall: 0,
         };

@@ -88,6 +88,7 @@ impl Bed {
             may_fail_over: false,
             replies_are_final: !is_quorum,
             size: Majority::of(servers),
+            engine_sends: is_quorum,
             is_quorum,
             wall: 0,
         };

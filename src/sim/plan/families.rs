@@ -96,6 +96,7 @@ pub(in crate::sim) fn plan(family: Family, seed: u64) -> Plan {
         drifts: drifts(seed, clients, &mut rng),
         faults: Vec::new(),
         low: low_bound(seed),
+        by_engine: seed % 8 == 5,
     };
     if family == Family::Linger {
         plan.linger = rng.range(MS, plan.ttl / 3);

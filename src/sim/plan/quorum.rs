@@ -28,6 +28,7 @@ pub(super) fn plan(seed: u64) -> Plan {
         drifts: Vec::new(),
         faults: Vec::new(),
         low: low_bound(seed),
+        by_engine: false,
     };
     let number = if rng.chance(150) { 0 } else { rng.range(1, 14) };
     for _ in 0..number {

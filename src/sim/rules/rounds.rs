@@ -42,6 +42,7 @@ impl Client {
             may_fail_over: false,
             replies_are_final: false,
             size: Majority::of(3),
+            engine_sends: true,
             is_quorum: true,
             wall: 0,
         };

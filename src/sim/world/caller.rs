@@ -283,8 +283,8 @@ impl World {
             unreachable!("set by `decided`");
         };
         match step {
-            Step::Send(..) if self.plan.is_quorum() => {
-                unreachable!("the engine sends over a quorum")
+            Step::Send(..) if self.plan.engine_sends() => {
+                unreachable!("the engine sends the commands of calls")
             }
             Step::Send(command, until) => {
                 let by = self.clocks[client].time_of(until);

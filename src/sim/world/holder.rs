@@ -173,8 +173,8 @@ impl World {
                     self.stop_if_due(client, Actor::Caller(thread));
                 }
             }
-            Unlock::Send(_) if self.plan.is_quorum() => {
-                unreachable!("the engine releases over a quorum")
+            Unlock::Send(_) if self.plan.engine_sends() => {
+                unreachable!("the engine sends the releases")
             }
             Unlock::Send(command) => {
                 let release = self.release(client, lease, command);

@@ -84,6 +84,7 @@ impl World {
             may_fail_over: self.plan.family == Family::Failover,
             replies_are_final: !is_quorum && self.plan.family != Family::Failover,
             size: Majority::of(self.plan.servers),
+            engine_sends: self.plan.engine_sends(),
             is_quorum,
             wall,
         };

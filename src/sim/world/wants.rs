@@ -143,7 +143,7 @@ impl World {
                 wait,
                 deadline,
                 holder: Holder::default(),
-                by_engine: by_engine || self.plan.is_quorum(),
+                by_engine: by_engine || self.plan.engine_sends(),
             });
         }
         let lock = self.lock_of(client, name, kind);
