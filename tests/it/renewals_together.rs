@@ -168,7 +168,10 @@ fn only_the_leases_that_others_have_taken_are_lost() {
         assert_eq!(guard.is_held(), ![17, 71].contains(&n), "{n}");
     }
     assert_eq!(server.get("lock:17").as_deref(), Some(&b"somebody"[..]));
-    assert!(renewals(&recorder).iter().any(|it| it.1 > 50));
+    // Those that were acquired one by one on a busy machine gather.
+    eventually(WAIT_LIMIT, || {
+        renewals(&recorder).iter().any(|it| it.1 > 50)
+    });
 }
 
 fn an_error_reply_is_followed_by_renewals_one_by_one() {

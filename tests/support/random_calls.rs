@@ -37,7 +37,8 @@ pub trait Model {
     fn start(server: &Server, proxy: &Proxy, name: String) -> Self;
 
     /// Makes a call, compares its outcome with the model, and returns how the call ended. If it
-    /// `loses`, the proxy may cut its reply, so the call may fail.
+    /// `loses`, the proxy may cut its reply, or has just cut one of another call, so the call may
+    /// fail.
     fn call(&mut self, rng: &mut SmallRng, loses: bool) -> Ended;
 
     /// Returns how Redis differs from the model, or `None` if they agree.
@@ -60,8 +61,9 @@ pub fn compare_random_calls<M: Model>(steps: usize) {
                 let mut rng = SmallRng::seed_from_u64(seed + n as u64);
                 // Dropped before the proxy, through which the model's guards are released.
                 let mut model = M::start(server, &proxy, format!("name {n}"));
+                let mut has_lost = false;
                 for calls in 0..steps {
-                    let ended = step(&mut model, &proxy, &mut rng);
+                    let ended = step(&mut model, &proxy, &mut rng, &mut has_lost);
                     if ended == Ended::WithoutReply {
                         model = M::start(server, &proxy, format!("name {n} from {calls}"));
                     }
@@ -71,16 +73,19 @@ pub fn compare_random_calls<M: Model>(steps: usize) {
     });
 }
 
-fn step(model: &mut impl Model, proxy: &Proxy, rng: &mut SmallRng) -> Ended {
+/// `has_lost`: the call before may have lost its reply. The client may not have noticed yet that
+/// another of its connections was closed, too.
+fn step(model: &mut impl Model, proxy: &Proxy, rng: &mut SmallRng, has_lost: &mut bool) -> Ended {
     let loses = rng.random_ratio(1, LOSES);
     if loses {
         proxy.set_open(Traffic::CutOnReply);
     }
-    let ended = model.call(rng, loses);
+    let may_fail = std::mem::replace(has_lost, loses) || loses;
+    let ended = model.call(rng, may_fail);
     if loses {
         proxy.set_all(Traffic::Pass);
     }
-    if loses || ended != Ended::WithReply {
+    if may_fail || ended != Ended::WithReply {
         // The effects of a call that gave up or got no reply are undone in the background.
         eventually(PATIENCE, || model.difference().is_none());
     } else {

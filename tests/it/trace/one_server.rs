@@ -1,13 +1,13 @@
 //! The traffic between clients and one server.
 
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::unbounded;
 use leasehold::{Client, Mutex};
 use support::{Replicas, Server, assert_released, eventually, ms};
 
-use super::recording::{Trace, compare};
+use super::recording::compare;
 use super::{LONGER, NEVER, SHORT, TTL, builder, client, recorded};
 
 pub(super) fn log_on_is_as_recorded() {
@@ -145,19 +145,6 @@ fn waiting() -> String {
     trace.end("Mutex: waiting")
 }
 
-/// Unlocks, which wakes the waiter, and then unlocks for the waiter.
-fn unlock_and_wake<G>(trace: &mut Trace, guard: G, waiter: JoinHandle<G>, unlock: impl Fn(G)) {
-    let guard = trace.step("unlock wakes it", |passed| {
-        unlock(guard);
-        passed.wait_for("message", 1);
-        waiter.join().unwrap()
-    });
-    trace.step("its unlock", |passed| {
-        unlock(guard);
-        passed.wait_for("message", 1);
-    });
-}
-
 fn hand_off() -> String {
     let server = Server::start();
     let mut trace = recorded(&server);
@@ -203,22 +190,32 @@ pub(super) fn mutex_all_calls_are_as_recorded() {
     });
     trace.step("renew", |_| guard.renew().unwrap());
     trace.step("set_ttl", |_| guard.set_ttl(LONGER).unwrap());
-    let waiter = trace.step("another client waits", |passed| {
+    trace.step("unlock", |_| assert_released(guard.unlock()));
+    // It waits for the last name: for another, it would ask for the next one before or after the
+    // release of that.
+    let guard = trace.step("lock of the last name", |_| one.mutex("b").lock().unwrap());
+    let waiter = trace.step("another client waits for it", |passed| {
         let waiter = thread::spawn(move || other.lock().unwrap());
         passed.wait_for("queue_enter", 1);
         passed.wait_for_retry("queue_refresh");
         waiter
     });
     trace.meanwhile(&["queue_refresh"]);
-    // A name that it keeps is renewed if the next one takes longer than 3 ms.
+    // The name that it has meanwhile is renewed if the next one takes longer than 3 ms.
     trace.leave_out(&["renew"]);
-    unlock_and_wake(&mut trace, guard, waiter, |guard| {
-        assert_released(guard.unlock())
+    let guard = trace.step("unlock wakes it", |passed| {
+        assert_released(guard.unlock());
+        passed.wait_for("message", 1);
+        waiter.join().unwrap()
+    });
+    trace.step("its unlock", |passed| {
+        assert_released(guard.unlock());
+        passed.wait_for("message", 1);
     });
     server.run("SET", &["leasehold:fence:{lock:b}", "word"]);
     trace.step("try_lock, a fence is no number", |passed| {
         all.try_lock().unwrap_err();
-        passed.wait_for("message", 1);
+        passed.wait_for("release", 1);
     });
     compare("mutex_all.txt", &[trace.end("MutexAll on one server")]);
 }
