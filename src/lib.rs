@@ -87,6 +87,7 @@ mod latch;
 mod lease;
 mod logging;
 mod lost;
+mod majority;
 mod mutant;
 mod name;
 mod parker;

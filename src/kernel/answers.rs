@@ -17,7 +17,6 @@ use crate::kernel::holdings::Grant;
 use crate::kernel::lease::{GRACE, LeaseState};
 use crate::kernel::request::{Asked, Flight, Request, RequestNo, RequestState, Sender, Serves};
 use crate::kernel::requests::Receiver;
-use crate::kernel::round::AtServers;
 use crate::kernel::undo::Proof;
 use crate::kernel::waiter::{Failure, Outcome, Wait};
 use crate::mutant::{Mutant, is_on};
@@ -105,7 +104,7 @@ impl LockEntry {
             RequestState::Confirming(_) => ForCaller::GoesOn,
             RequestState::Sent => {
                 let is_caller = matches!(flight.sender, Sender::Caller(_));
-                let for_caller = self.apply(n, flight, (asked, end, taker), sent, cx);
+                let for_caller = self.apply(n, flight, (end, taker), sent, cx);
                 if !is_caller && self.requests.existing(asked.no).is_some() {
                     self.end_part(asked.no, cx);
                 }
@@ -154,7 +153,7 @@ impl LockEntry {
             Ok(Answer::Granted(_)) => Proof::AnyAnswer,
             Ok(Answer::Refused(_)) if asked.attempt.enters() => Proof::AnyAnswer,
             Err(fault) if !fault.may_have_run() => return false,
-            Ok(Answer::Refused(_)) => return false,
+            Ok(Answer::Refused(_) | Answer::Busy(_) | Answer::Skipped) => return false,
             _ => Proof::KeySeen,
         };
         cx.undo(&asked.lock, &asked.id, asked.ttl, (proof, false));
@@ -165,7 +164,7 @@ impl LockEntry {
         &mut self,
         n: RequestNo,
         flight: Flight,
-        (asked, end, taker): (&Asked, Result<Answer, Fault>, Option<Taker<'_>>),
+        (end, taker): (Result<Answer, Fault>, Option<Taker<'_>>),
         sent: Instant,
         cx: &mut Context<'_>,
     ) -> ForCaller {
@@ -176,8 +175,7 @@ impl LockEntry {
                     first,
                     count: flight.tokens,
                 };
-                let from = (sent, asked.at.clone());
-                self.granted_now(n, (&flight, taker), tokens, from, cx)
+                self.granted_now(n, (&flight, taker), tokens, sent, cx)
             }
             Ok(Answer::Refused(by)) => self.refused(n, &flight, by, sent, cx),
             Ok(Answer::Skipped) => self.skipped(n, &flight, sent, cx),
@@ -223,7 +221,7 @@ impl LockEntry {
         n: RequestNo,
         (flight, taker): (&Flight, Option<Taker<'_>>),
         tokens: TokenBlock,
-        (sent, at): (Instant, Option<Arc<AtServers>>),
+        sent: Instant,
         cx: &mut Context<'_>,
     ) -> ForCaller {
         let is_caller = matches!(flight.sender, Sender::Caller(_));
@@ -245,7 +243,8 @@ impl LockEntry {
             self.receiver_terms(&self.requests[n])
         };
         if !fits(&asked, &terms) {
-            self.granted_for_less(n, flight, tokens, sent, cx);
+            // A renewal on the terms of its receiver confirms it.
+            self.confirm_first(n, &flight.id, tokens, false, cx);
             return ForCaller::GoesOn;
         }
         let from = if is_on(Mutant::GrantCountsFromReply) {
@@ -266,7 +265,6 @@ impl LockEntry {
             tokens,
             lease,
             terms,
-            at,
             in_queue: false,
             part: request.part.map(|part| part.terms.part),
             taker,
@@ -279,24 +277,6 @@ impl LockEntry {
             }
             Receiver::Caller | Receiver::Nobody => ForCaller::Holds(lease, tokens.first),
         }
-    }
-
-    /// A lease was granted on terms that are not enough for its receiver.
-    fn granted_for_less(
-        &mut self,
-        n: RequestNo,
-        flight: &Flight,
-        tokens: TokenBlock,
-        sent: Instant,
-        cx: &mut Context<'_>,
-    ) {
-        if !cx.kernel.is_quorum() {
-            return self.confirm_first(n, &flight.id, tokens, false, cx);
-        }
-        // The round releases it, before the next one asks on the terms of its receiver.
-        cx.kernel.table.forget_id(&flight.id);
-        self.last.answered(sent, cx.now);
-        self.set_due(n, cx.now);
     }
 
     /// A lease has ended before the reply arrived that grants it.

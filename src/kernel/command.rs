@@ -86,7 +86,7 @@ impl Attempt {
     }
 
     /// Returns the token that it proposes.
-    pub(super) fn proposes(self) -> Option<u64> {
+    pub(crate) fn proposes(self) -> Option<u64> {
         match self {
             Self::Propose(token) => Some(token),
             Self::Once | Self::Enter(_) => None,

@@ -132,9 +132,9 @@ impl Context<'_> {
         self.kernel.schedule.lock().remove(item);
     }
 
-    /// The calls that a round was for have left: the engine ends it.
+    /// The calls that an acquiring command was for have left.
     pub(super) fn abandon(&mut self, id: &HolderId) {
-        self.kernel.abandoned.lock().push(id.clone());
-        self.put(Item::Rounds, [self.now, self.now]);
+        self.kernel.left.lock().push(id.clone());
+        self.put(Item::Sender, [self.now, self.now]);
     }
 }

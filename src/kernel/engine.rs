@@ -13,7 +13,6 @@ use std::sync::Arc;
 
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
-use crate::error::Cause;
 use crate::holder_id::HolderId;
 use crate::kernel::Kernel;
 use crate::kernel::batch::Batch;
@@ -26,31 +25,19 @@ use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{LeaseStatus, LeaseWork, OperationCell};
 use crate::kernel::renewals::Renewals;
 use crate::kernel::request::{Asked, RequestNo, Serves};
-use crate::kernel::round::{RoundNo, Undecided};
-use crate::kernel::rounds::Rounds;
 use crate::kernel::schedule::Item;
 use crate::kernel::steps::{count_step, decided};
 use crate::kernel::table::entry_name;
+use crate::kernel::undo::PendingRelease;
 use crate::kernel::unlock::release_command;
 use crate::mutant::{Mutant, is_on};
 use crate::name::Name;
 use crate::protocol::answer::Answer;
-use crate::protocol::primitive::Primitive;
 
 pub(crate) type Ticket = u64;
 
 /// The number of a server of a quorum; 0 elsewhere.
 pub(crate) type ServerNo = usize;
-
-/// The state of the engine's pipeline to a server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Link {
-    Up,
-    /// It may soon be up: a round waits for it.
-    Connecting,
-    /// It was lost, or could not be opened: a round goes on without it.
-    Down,
-}
 
 /// A command that the engine's thread must send.
 #[derive(Debug)]
@@ -60,46 +47,22 @@ pub(crate) struct Outgoing {
     pub(crate) command: Command,
 }
 
-/// What the engine must know about the servers.
+/// What the engine must know about its sender.
 pub(crate) trait Route {
     /// Returns whether the keys of one command must be in one slot of a cluster.
     fn has_slots(&self) -> bool {
         false
     }
 
-    /// Returns the state of the pipeline to a server of a quorum. The first of the calls that want
-    /// it gives up at `_wanted_by`.
-    fn link(&self, _: ServerNo, _wanted_by: Instant) -> Link {
-        Link::Up
+    /// Returns whether it takes one command for the renewals of many leases.
+    fn joins_renewals(&self) -> bool {
+        true
     }
-
-    /// Returns why there is no pipeline to a server of a quorum.
-    fn not_connected(&self, _: ServerNo) -> Fault {
-        Fault::NotRun(Cause::text("not connected"))
-    }
-
-    /// Returns a fault if no proposal may be sent to a quorum now.
-    fn admit(&self, _: &Arc<dyn Primitive>) -> Result<(), Fault> {
-        Ok(())
-    }
-
-    /// A server of a quorum has refused a proposal because of its own id, which is a fresh one.
-    fn ran_twice(&self, _: &Arc<dyn Primitive>) {}
-
-    /// Returns why a round has no outcome.
-    fn undecided(&self, round: &Undecided<'_>) -> Fault {
-        round.first_fault()
-    }
-
-    /// A round has ended; `is_cut_short` if its call has left.
-    fn round_ended(&self, _: &Undecided<'_>, _: &Result<Answer, Fault>, _is_cut_short: bool) {}
 }
 
 /// Why a command was sent.
 #[derive(Debug)]
 pub(crate) enum Purpose {
-    /// The command of a round at a server.
-    Vote(RoundNo, ServerNo),
     Ask(Asked),
     Refresh(Name, Vec<(RequestNo, HolderId)>),
     Confirm(Name, RequestNo, HolderId, LeaseTerms),
@@ -125,9 +88,8 @@ impl Purpose {
 /// The commands in flight. Owned by the engine's thread.
 #[derive(Debug, Default)]
 pub(crate) struct Engine {
-    pub(super) in_flight: HashMap<Ticket, Purpose>,
-    next_ticket: Ticket,
-    pub(super) rounds: Rounds,
+    in_flight: HashMap<Ticket, Purpose>,
+    last_ticket: Ticket,
 }
 
 /// One turn of the engine: its context, its route, and the commands that it has made.
@@ -147,8 +109,9 @@ impl Context<'_> {
         sent: Instant,
     ) {
         let lease = &work.lease;
-        let is_final = self.kernel.limits.replies_are_final;
-        lease.answered(work, end, [sent, self.now], is_final, self.fx);
+        let limits = &self.kernel.limits;
+        let copies = (limits.replies_are_final, limits.engine_sends);
+        lease.answered(work, end, [sent, self.now], copies, self.fx);
         self.distrust(lease);
         lease.rearm(self);
         if let LeaseStatus::Lost(_) = lease.status(self.now, self.fx) {
@@ -174,8 +137,7 @@ impl Engine {
         loop {
             count_step();
             let taken = kernel.schedule.lock().take(now);
-            let has_ended = self.advance(&mut turn);
-            if taken.leases.is_empty() && taken.items.is_empty() && !has_ended {
+            if taken.leases.is_empty() && taken.items.is_empty() {
                 return turn.out;
             }
             tell_losses(&taken.leases, &mut turn.cx);
@@ -188,8 +150,8 @@ impl Engine {
                 match item {
                     Item::Entry(name) => self.ask(&name, &mut turn),
                     Item::Pending => self.undo(&mut turn),
-                    // `advance` ends them.
-                    Item::Rounds => {}
+                    // It is looked at after this.
+                    Item::Sender => {}
                 }
             }
             // The end of a lease makes its entry due at once.
@@ -204,19 +166,13 @@ impl Engine {
         if let Some(cell) = lease.take_release() {
             let command = release_command(&lease);
             let purpose = Purpose::Release(Arc::clone(&lease), cell);
-            self.submit(command, purpose, turn);
+            self.send(0, command, purpose, turn);
         }
         if turn.cx.look_at_whole(&lease)
             && let Some((command, work)) = lease.begin_work(now, turn.cx.fx)
+            && let Some((command, work)) = renewals.add(command, work, turn.route)
         {
-            let alone = if kernel.is_quorum() {
-                Some((command, work))
-            } else {
-                renewals.add(command, work, turn.route)
-            };
-            if let Some((command, work)) = alone {
-                self.submit(command, Purpose::Lease(work), turn);
-            }
+            self.send(0, command, Purpose::Lease(work), turn);
         }
         lease.rearm(&mut turn.cx);
         turn.cx.fx.discard.push(Discard::Lease(lease));
@@ -225,7 +181,7 @@ impl Engine {
     fn ask(&mut self, name: &Name, turn: &mut Turn<'_>) {
         let work = turn.cx.with_existing(name, LockEntry::due);
         for (command, purpose) in work.into_iter().flatten() {
-            self.submit(command, purpose, turn);
+            self.send(0, command, purpose, turn);
         }
     }
 
@@ -236,19 +192,30 @@ impl Engine {
         }
     }
 
-    /// Sends a command of the kernel: over a quorum, by a round.
-    pub(super) fn submit(&mut self, command: Command, purpose: Purpose, turn: &mut Turn<'_>) {
-        if turn.cx.kernel.is_quorum() {
-            let ticket = self.ticket();
-            self.begin_round(ticket, command, purpose, turn);
-        } else {
-            self.send(0, command, purpose, turn);
-        }
+    /// Returns a number for a command.
+    pub(crate) fn ticket(&mut self) -> Ticket {
+        self.last_ticket += 1;
+        self.last_ticket
     }
 
-    fn ticket(&mut self) -> Ticket {
-        self.next_ticket += 1;
-        self.next_ticket
+    /// Adds a pending release, and returns its command, to be sent at once: behind its acquiring
+    /// command.
+    pub(crate) fn undo_now(
+        &mut self,
+        kernel: &Kernel,
+        release: PendingRelease,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> Option<Outgoing> {
+        let pushed = (kernel.at(now, fx)).with_pending(|pending, _| pending.push_now(release, now));
+        let (command, batch) = pushed?;
+        let (server, ticket) = (batch.server, self.ticket());
+        self.in_flight.insert(ticket, Purpose::Undo(batch));
+        Some(Outgoing {
+            server,
+            ticket,
+            command,
+        })
     }
 
     pub(super) fn send(
@@ -280,7 +247,6 @@ impl Engine {
                 });
                 serves.flatten().unwrap_or(false)
             }
-            Some(Purpose::Vote(round, _)) => self.may_resend_vote(kernel, *round, now),
             Some(Purpose::Lease(work)) => work.lease.remaining(now).is_some(),
             Some(Purpose::Renewals(works)) => {
                 works.iter().any(|it| it.lease.remaining(now).is_some())
@@ -291,7 +257,6 @@ impl Engine {
 
     /// Ends the engine: its thread must not drop what may own a user's closure.
     pub(crate) fn end(&mut self, fx: &mut Effects) {
-        self.rounds = Rounds::default();
         for purpose in mem::take(&mut self.in_flight).into_values() {
             fx.discard
                 .extend(purpose.into_leases().into_iter().map(Discard::Lease));
@@ -299,7 +264,7 @@ impl Engine {
     }
 
     /// Applies the end of a command, exactly once for each ticket. Returns the commands to send
-    /// then: over a quorum, and for leases that could not be renewed together.
+    /// then: for leases that could not be renewed together.
     pub(crate) fn ended(
         &mut self,
         kernel: &Kernel,
@@ -317,7 +282,6 @@ impl Engine {
         decided(1);
         match self.in_flight.remove(&ticket) {
             None => {}
-            Some(Purpose::Vote(round, server)) => self.voted(round, server, end, &mut turn),
             Some(purpose) => self.apply(purpose, end, sent, &mut turn),
         }
         turn.out
@@ -333,8 +297,6 @@ impl Engine {
     ) {
         let cx = &mut turn.cx;
         match purpose {
-            // Its round applies it.
-            Purpose::Vote(..) => {}
             Purpose::Ask(asked) => cx.with_entry(&asked.lock, |entry, cx| {
                 entry.answered(&asked, end, sent, None, cx);
             }),
@@ -364,19 +326,16 @@ impl Engine {
 
     /// Returns whether a command in flight may acquire something.
     pub(crate) fn may_acquire(&self) -> bool {
-        self.in_flight.values().any(|purpose| match purpose {
-            Purpose::Ask(_) => true,
-            Purpose::Vote(round, _) => self.rounds.proposes(*round),
-            _ => false,
-        })
+        let mut purposes = self.in_flight.values();
+        purposes.any(|purpose| matches!(purpose, Purpose::Ask(_)))
     }
 
-    /// Returns whether nothing was sent that has not ended, and no holder waits for a release.
-    pub(crate) fn is_idle(&self) -> bool {
-        // What a round has not sent yet may never be.
-        self.in_flight.iter().all(|(ticket, purpose)| {
-            !matches!(purpose, Purpose::Release(..)) && self.rounds.decides(*ticket)
-        })
+    /// Returns whether each command has ended, or is one that was not sent; no holder waits for its
+    /// release then.
+    pub(crate) fn is_idle(&self, is_unsent: impl Fn(Ticket) -> bool) -> bool {
+        self.in_flight
+            .iter()
+            .all(|(ticket, purpose)| !matches!(purpose, Purpose::Release(..)) && is_unsent(*ticket))
     }
 
     /// Returns the commands that have not ended.

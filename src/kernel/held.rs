@@ -31,7 +31,6 @@ use crate::kernel::lease::{
     HandoffRun, LeaseState, LeaseStatus, NoHandoff, Operation, OperationCell,
 };
 use crate::kernel::part::PartOfLease;
-use crate::kernel::round::AtServers;
 use crate::kernel::schedule::Scheduled;
 use crate::lost::Lost;
 use crate::mutant::{Mutant, is_on};
@@ -46,8 +45,6 @@ pub(crate) struct HeldLease {
     /// Boxed: most leases have none.
     replicas: Option<Box<Replicas>>,
     pub(crate) run: HandoffRun,
-    /// What the acquiring command has taken at each server of a quorum.
-    pub(crate) at: Option<Arc<AtServers>>,
     /// It is one of several parts.
     is_part: bool,
     /// Distinguishes leases in the schedule.
@@ -119,7 +116,6 @@ impl HeldLease {
             } else {
                 run
             },
-            at: grant.at,
             is_part,
             serial,
             scheduled: Scheduled::not_yet(),

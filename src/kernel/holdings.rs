@@ -14,7 +14,6 @@ use crate::kernel::lease::{LeaseState, LeaseStatus, NoHandoff};
 use crate::kernel::part::Part;
 use crate::kernel::request::{Request, RequestNo, RequestState, Serves};
 use crate::kernel::requests::Receiver;
-use crate::kernel::round::AtServers;
 use crate::kernel::undo::Proof;
 use crate::kernel::unlock::named;
 use crate::kernel::waiter::{Failure, Outcome, WaiterNo};
@@ -30,8 +29,6 @@ pub(super) struct Grant<'a> {
     pub(super) tokens: TokenBlock,
     pub(super) lease: LeaseState,
     pub(super) terms: LeaseTerms,
-    /// What each server of a quorum has.
-    pub(super) at: Option<Arc<AtServers>>,
     /// It was granted to a place in the queue.
     pub(super) in_queue: bool,
     pub(super) part: Option<Part>,

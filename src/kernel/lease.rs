@@ -176,13 +176,14 @@ impl HeldLease {
     }
 
     /// Applies the end of a command that `begin_work` returned. `is_final`: the server that
-    /// confirmed it has the only copy of the key.
+    /// confirmed it has the only copy of the key. `in_part`: it may have run at
+    /// some servers although it has failed.
     pub(crate) fn answered(
         self: &Arc<Self>,
         work: &LeaseWork,
         end: Result<Answer, Fault>,
         [sent, now]: [Instant; 2],
-        is_final: bool,
+        (is_final, in_part): (bool, bool),
         fx: &mut Effects,
     ) {
         let found = end.as_ref().ok().and_then(Answer::key_state);
@@ -203,8 +204,7 @@ impl HeldLease {
                     lease.ttl_set(sent, now, ttl, is_final);
                 }
                 (WorkKind::SetTtl(ttl, before), _) => match &end {
-                    // A minority of a quorum may have run it.
-                    Err(fault) if !fault.may_have_run() && self.has_one_place() => {
+                    Err(fault) if !fault.may_have_run() && !in_part => {
                         lease.ttl_not_set(now, before);
                     }
                     _ if is_on(Mutant::SetTtlIsCertain) => lease.ttl_set(sent, now, ttl, is_final),
@@ -248,7 +248,7 @@ impl HeldLease {
         }
     }
 
-    /// A change of ttl got no reply from a server of a quorum: it may run there later.
+    /// A change to this ttl may run later.
     pub(super) fn limit(&self, ttl: Duration) {
         self.inner.lock().lease.limit(ttl);
     }
@@ -268,11 +268,6 @@ impl HeldLease {
     /// Schedules what the lease needs next, and tells a loss.
     pub(super) fn rearm(self: &Arc<Self>, cx: &mut Context<'_>) {
         self.change(cx, |_| ());
-    }
-
-    /// Returns whether one server has its key.
-    fn has_one_place(&self) -> bool {
-        self.at.is_none()
     }
 }
 
@@ -317,7 +312,7 @@ impl Inner {
 
 /// Returns the end of a command of a lease. A key of another type is one that another program has
 /// replaced: the lease is lost.
-pub(super) fn end_for_lease(end: Result<Answer, Fault>) -> Result<Answer, Fault> {
+pub(crate) fn end_for_lease(end: Result<Answer, Fault>) -> Result<Answer, Fault> {
     match end {
         Err(Fault::Rejected(Error::WrongType { .. })) => Ok(Answer::Foreign(Vec::new())),
         end => end,

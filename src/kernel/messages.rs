@@ -67,7 +67,7 @@ impl Kernel {
             .with_existing(name, |entry, cx| entry.announced(payload, cx));
     }
 
-    /// A server of a quorum has announced a release of the lease with this id there. If this client
+    /// A server has announced a release of the lease with this id there. If this client
     /// has it, somebody else has released it: it is checked at once.
     pub(crate) fn doubt(&self, name: &Name, id: &[u8], now: Instant, fx: &mut Effects) {
         self.at(now, fx).with_existing(name, |entry, cx| {

@@ -27,6 +27,7 @@ pub(crate) mod engine;
 pub(crate) mod entry;
 pub(crate) mod fault;
 pub(crate) mod few;
+pub(crate) mod granted;
 pub(crate) mod groups;
 pub(crate) mod held;
 pub(crate) mod holder;
@@ -45,15 +46,11 @@ pub(crate) mod renewals;
 pub(crate) mod request;
 pub(crate) mod request_index;
 pub(crate) mod requests;
-pub(crate) mod round;
-pub(crate) mod rounds;
 pub(crate) mod schedule;
 pub(crate) mod steps;
 pub(crate) mod table;
-pub(crate) mod tokens;
 pub(crate) mod undo;
 pub(crate) mod unlock;
-pub(crate) mod votes;
 pub(crate) mod waiter;
 pub(crate) mod waiters;
 pub(crate) mod wall;
@@ -68,18 +65,20 @@ use crate::holder_id::HolderId;
 use crate::kernel::effects::Effects;
 use crate::kernel::ended::Tally;
 use crate::kernel::entry::LockEntry;
+use crate::kernel::held::HeldLease;
 use crate::kernel::pending::PendingReleases;
-use crate::kernel::schedule::Schedule;
-use crate::kernel::table::LockTable;
-use crate::kernel::votes::Majority;
+use crate::kernel::schedule::{Item, Schedule};
+use crate::kernel::table::{LockTable, entry_name};
+use crate::kernel::undo::PendingRelease;
 use crate::kernel::wall::WallClock;
+use crate::majority::Majority;
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;
 use crate::sync::Mutex;
 
 /// A command without a reply runs within this time after its sender gave up, or never; longer if
 /// twice its ttl is longer.
-pub(super) const RUNS_WITHIN: Duration = Duration::from_secs(5);
+pub(crate) const RUNS_WITHIN: Duration = Duration::from_secs(5);
 
 /// The settings of a client that the kernel needs.
 #[derive(Clone, Debug)]
@@ -113,8 +112,8 @@ pub(crate) struct Kernel {
     pub(crate) schedule: Mutex<Schedule>,
     /// The first part of the client's holder ids.
     owner: Arc<str>,
-    /// The rounds whose calls have left: the engine ends them.
-    abandoned: Mutex<Vec<HolderId>>,
+    /// The ids of the engine's acquiring commands that serve nobody any more.
+    left: Mutex<Vec<HolderId>>,
     /// Set before the shards are walked; read under a shard's lock.
     closed: AtomicBool,
     /// Set when a lease lingers for the first time.
@@ -132,7 +131,7 @@ impl Kernel {
             )),
             schedule: Mutex::default(),
             owner: owner.into(),
-            abandoned: Mutex::default(),
+            left: Mutex::default(),
             closed: AtomicBool::new(false),
             lingered: AtomicBool::new(false),
             serial: AtomicU64::new(0),
@@ -156,7 +155,7 @@ impl Kernel {
     }
 
     /// Returns whether several independent servers keep each lock.
-    pub(super) fn is_quorum(&self) -> bool {
+    pub(crate) fn is_quorum(&self) -> bool {
         self.limits.is_quorum
     }
 
@@ -171,8 +170,52 @@ impl Kernel {
     }
 
     /// Returns the wall clock, in µs: that of the start, and the time since.
-    pub(super) fn wall(&self, now: Instant) -> u64 {
+    pub(crate) fn wall(&self, now: Instant) -> u64 {
         self.limits.wall.saturating_add(now.as_nanos() / 1000)
+    }
+
+    /// Returns the ids of acquiring commands that have come to serve nobody: what sends them for
+    /// the engine may end them.
+    pub(crate) fn take_left(&self) -> Vec<HolderId> {
+        std::mem::take(&mut *self.left.lock())
+    }
+
+    /// What sends the engine's commands has something due at this time.
+    pub(crate) fn wake_sender_at(&self, at: Instant, now: Instant, fx: &mut Effects) {
+        self.at(now, fx).put(Item::Sender, [at, at]);
+    }
+
+    /// A change to this ttl may run later.
+    pub(crate) fn limit(&self, lock: &dyn Primitive, id: &HolderId, ttl: Duration) {
+        self.with_lease(lock, id, |lease| lease.limit(ttl));
+    }
+
+    /// Returns whether a lease is certainly held at `now`.
+    pub(crate) fn is_valid(&self, lock: &dyn Primitive, id: &HolderId, now: Instant) -> bool {
+        self.with_lease(lock, id, |lease| lease.remaining(now).is_some()) == Some(true)
+    }
+
+    fn with_lease<T>(
+        &self,
+        lock: &dyn Primitive,
+        id: &HolderId,
+        act: impl FnOnce(&HeldLease) -> T,
+    ) -> Option<T> {
+        let name = entry_name(lock);
+        let shard = self.table.shard(name).lock();
+        let mut held = shard.get(name)?.held.iter();
+        let held = held.find(|held| held.lease.id == *id)?;
+        Some(act(&held.lease))
+    }
+
+    /// Adds a pending release of a command that has been given up.
+    pub(crate) fn undo_later(&self, release: PendingRelease, now: Instant, fx: &mut Effects) {
+        (self.at(now, fx)).with_pending(|pending, _| pending.push(release, now));
+    }
+
+    /// Releases what an ended lease has left at a server.
+    pub(crate) fn release_at(&self, release: PendingRelease, now: Instant, fx: &mut Effects) {
+        self.at(now, fx).pend_ended(release);
     }
 
     /// Returns a number for a call, a request or a lease.

@@ -19,10 +19,11 @@ use crate::kernel::bounds::{Bound, at_most};
 use crate::kernel::command::Command;
 use crate::kernel::ended::{Counting, Ended, Tally};
 use crate::kernel::engine::ServerNo;
+use crate::kernel::granted::GrantedIds;
 use crate::kernel::groups::{GroupNo, Groups, UNANSWERED};
 use crate::kernel::table::entry_name;
 use crate::kernel::undo::{PendingRelease, Proof};
-use crate::kernel::votes::Majority;
+use crate::majority::Majority;
 use crate::mutant::{Mutant, is_on};
 use crate::name::{Name, NameTable};
 use crate::protocol::primitive::Primitive;
@@ -50,7 +51,9 @@ pub(crate) struct PendingReleases {
     has_ended: bool,
     /// When the client last learnt that another server is the master.
     moved_at: Option<Instant>,
-    pub(super) ended: Ended,
+    pub(crate) ended: Ended,
+    /// What ids that were granted have at the servers of a quorum.
+    pub(crate) granted: GrantedIds,
     /// The ids of the releases that were too many.
     #[cfg(sim)]
     pub(crate) forgotten: std::collections::HashSet<HolderId>,

@@ -243,7 +243,6 @@ impl LockEntry {
             tokens,
             lease,
             terms: *terms,
-            at: None,
             in_queue,
             part: self.requests[n]
                 .part

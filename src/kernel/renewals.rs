@@ -48,7 +48,7 @@ impl Renewals {
         work: LeaseWork,
         route: &dyn Route,
     ) -> Option<(Command, LeaseWork)> {
-        let many = command.lock.renew_many();
+        let many = command.lock.renew_many().filter(|_| route.joins_renewals());
         let (Some(many), What::Renew { ttl, .. }, true) = (many, &command.what, work.is_planned())
         else {
             return Some((command, work));

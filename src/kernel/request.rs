@@ -23,7 +23,6 @@ use crate::holder_id::HolderId;
 use crate::kernel::command::{Attempt, Listens};
 use crate::kernel::held::HeldLease;
 use crate::kernel::part::PartTerms;
-use crate::kernel::round::AtServers;
 use crate::kernel::waiter::WaiterNo;
 use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::{Admission, Primitive};
@@ -114,8 +113,6 @@ pub(crate) struct Asked {
     pub(crate) id: HolderId,
     pub(crate) attempt: Attempt,
     pub(crate) ttl: Duration,
-    /// What each server of a quorum has.
-    pub(crate) at: Option<Arc<AtServers>>,
 }
 
 #[derive(Debug)]

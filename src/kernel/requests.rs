@@ -106,7 +106,6 @@ impl LockEntry {
             id: flight.id.clone(),
             attempt,
             ttl,
-            at: None,
         };
         request.state = RequestState::Sent;
         request.again = Instant::NEVER;
@@ -271,7 +270,10 @@ impl LockEntry {
         match request.state {
             RequestState::Sent | RequestState::Won(_) => {
                 if request.serves != Serves::Nobody
-                    && let Some(flight) = request.flight.as_ref().filter(|_| cx.kernel.is_quorum())
+                    && let Some(flight) = request
+                        .flight
+                        .as_ref()
+                        .filter(|_| cx.kernel.limits.engine_sends)
                 {
                     cx.abandon(&flight.id);
                 }

@@ -21,8 +21,8 @@ const MOST_TOGETHER: usize = 300;
 pub(crate) enum Item {
     Entry(Name),
     Pending,
-    /// The time of a round may be over.
-    Rounds,
+    /// What sends the engine's commands looks at them.
+    Sender,
 }
 
 /// The items that are due.

@@ -8,8 +8,8 @@ use crate::holder_id::HolderId;
 use crate::kernel::RUNS_WITHIN;
 use crate::kernel::context::Context;
 use crate::kernel::engine::ServerNo;
+use crate::kernel::granted::AtServer;
 use crate::kernel::held::HeldLease;
-use crate::kernel::round::AtServer;
 use crate::protocol::primitive::Primitive;
 
 /// The reply that ends a release before its time.
@@ -78,15 +78,16 @@ impl Context<'_> {
         ttl: Duration,
         (ends_by, is_place): (Proof, bool),
     ) {
-        if self.kernel.is_quorum() {
-            // The round releases what it has taken.
-            return self.kernel.table.forget_id(id);
-        }
         let until = self.may_run_until(ttl);
-        self.pend(PendingRelease {
+        let release = PendingRelease {
             is_place,
             ..PendingRelease::new((0, lock), id, until, ends_by)
-        });
+        };
+        if self.kernel.is_quorum() {
+            self.pend_at_each(release);
+        } else {
+            self.pend(release);
+        }
     }
 
     /// Returns until when an acquiring command for a lease of this ttl can run, and its key can
@@ -95,30 +96,37 @@ impl Context<'_> {
         self.now.after(ttl.saturating_mul(2).max(RUNS_WITHIN))
     }
 
-    /// Adds the release of an ended lease: at the servers of a quorum that may have its key. If it
-    /// `counts`, the shutdown counts the outcome.
+    /// Adds the release of an ended lease. If it `counts`, the shutdown counts the outcome.
     pub(super) fn release_later(&mut self, lease: &HeldLease, counts: bool) {
-        let size = self.kernel.limits.size;
-        for server in 0..size.all {
-            if let Some(ends_by) = proof_at(lease, server) {
-                let counts = counts.then_some(size.needed);
-                self.release_in(lease, server, ends_by, counts);
-            }
+        let until = self.now.after(lease.key_may_last().max(RUNS_WITHIN));
+        let counts = counts.then_some(self.kernel.limits.size.needed);
+        let place = (0, &lease.lock);
+        let release = PendingRelease {
+            counts,
+            ..PendingRelease::new(place, &lease.id, until, Proof::AnyAnswer)
+        };
+        if self.kernel.is_quorum() {
+            self.pend_at_each(release);
+        } else {
+            self.pend_ended(release);
         }
     }
 
-    fn release_in(
-        &mut self,
-        lease: &HeldLease,
-        server: ServerNo,
-        ends_by: Proof,
-        counts: Option<usize>,
-    ) {
-        let until = self.now.after(lease.key_may_last().max(RUNS_WITHIN));
-        self.pend_ended(PendingRelease {
-            counts,
-            ..PendingRelease::new((server, &lease.lock), &lease.id, until, ends_by)
-        });
+    /// Adds the release of an id at each server of a quorum that may have it.
+    fn pend_at_each(&mut self, release: PendingRelease) {
+        let granted = self.kernel.pending.lock().granted.remove(&release.id);
+        for server in 0..self.kernel.limits.size.all {
+            let ends_by = match granted.as_ref().map(|at| at[server]) {
+                Some(AtServer::NotSent | AtServer::No) => continue,
+                Some(AtServer::Unknown) => Proof::KeySeen,
+                Some(AtServer::Yes | AtServer::Asked) | None => Proof::AnyAnswer,
+            };
+            self.pend_ended(PendingRelease {
+                server,
+                ends_by,
+                ..release.clone()
+            });
+        }
     }
 
     /// Adds the release of what an ended lease has left.
@@ -147,14 +155,5 @@ impl Context<'_> {
         } else {
             pending.note_recent(release, self.now);
         }
-    }
-}
-
-/// Returns what ends the release of a lease at a server; `None` if it has nothing there.
-fn proof_at(lease: &HeldLease, server: ServerNo) -> Option<Proof> {
-    match lease.at.as_ref().map(|at| at.of(server)) {
-        Some(AtServer::NotSent | AtServer::No) => None,
-        Some(AtServer::Unknown) => Some(Proof::KeySeen),
-        Some(AtServer::Yes | AtServer::Asked) | None => Some(Proof::AnyAnswer),
     }
 }

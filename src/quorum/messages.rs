@@ -2,7 +2,7 @@
 
 use crate::kernel::bounds::{Bound, at_most};
 use crate::kernel::engine::ServerNo;
-use crate::kernel::votes::Majority;
+use crate::majority::Majority;
 use crate::mutant::{Mutant, is_on};
 use crate::name::{Name, NameTable};
 

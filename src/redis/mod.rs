@@ -24,7 +24,7 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::config::{Config, LeaseTerms};
 use crate::error::{Cause, Error};
-use crate::kernel::votes::Majority;
+use crate::majority::Majority;
 use crate::protocol::answer::Answer;
 use crate::protocol::keys::{Key, Layout};
 use crate::protocol::primitive::Primitive;

@@ -6,7 +6,7 @@ mod quorum;
 use super::server::{MS, Time};
 use crate::kernel::bounds::Bound;
 use crate::kernel::engine::ServerNo;
-use crate::kernel::votes::Majority;
+use crate::majority::Majority;
 
 /// A generator of random numbers: SplitMix64.
 #[derive(Clone, Debug)]

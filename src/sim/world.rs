@@ -38,7 +38,7 @@ use crate::kernel::Kernel;
 use crate::kernel::call::{Call, CallTerms, Step};
 use crate::kernel::command::Command;
 use crate::kernel::effects::Effects;
-use crate::kernel::engine::{Engine, Link, Outgoing, Route, ServerNo, Ticket};
+use crate::kernel::engine::{Outgoing, Route, ServerNo, Ticket};
 use crate::kernel::fault;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{OperationCell, Wanted};
@@ -50,7 +50,9 @@ use crate::kernel::waiter::{Failure, Outcome};
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::primitive::{Primitive, Reached};
+use crate::quorum::commands::Commands;
 use crate::quorum::messages::Messages;
+use crate::quorum::round::{Link, Members};
 use crate::set::acquire::{SetAcquire, SetOutcome, SetStep};
 use crate::set::lease::SetLease;
 use crate::set::operation::SetOperation;
@@ -284,7 +286,7 @@ struct Sub {
 pub(super) struct Client {
     pub(super) kernel: Arc<Kernel>,
     messages: Messages,
-    engine: Engine,
+    engine: Commands,
     engine_todo: VecDeque<Todo>,
     /// The engine's pipelines to the peers, and the commands that wait until they are sent again.
     pipes: Vec<Pipe>,
@@ -375,6 +377,12 @@ pub(super) struct Links {
 }
 
 impl Route for Links {
+    fn joins_renewals(&self) -> bool {
+        self.links.is_empty()
+    }
+}
+
+impl Members for Links {
     fn link(&self, server: ServerNo, _: Instant) -> Link {
         self.links.get(server).copied().unwrap_or(Link::Up)
     }
@@ -528,7 +536,7 @@ impl Client {
 
     /// Returns how many commands and rounds are left in the engine.
     pub(super) fn in_flight(&self) -> usize {
-        self.engine.in_flight() + self.engine.rounds()
+        self.engine.in_flight()
     }
 }
 

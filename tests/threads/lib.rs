@@ -52,6 +52,7 @@ mod files {
     pub(crate) mod lease;
     pub(crate) mod logging;
     pub(crate) mod lost;
+    pub(crate) mod majority;
     pub(crate) mod mutant;
     pub(crate) mod name;
     pub(crate) mod parker;

@@ -4,8 +4,8 @@ use crate::cause::Refusal;
 use crate::clock::Instant;
 use crate::error::Cause;
 use crate::kernel::fault::Fault;
-use crate::kernel::round::Undecided;
-use crate::kernel::votes::Majority;
+use crate::majority::Majority;
+use crate::quorum::round::Undecided;
 use crate::redis::quorum::Quorum;
 
 impl Quorum {
@@ -121,7 +121,7 @@ fn causes<'a>(round: &Undecided<'a>) -> impl Iterator<Item = &'a Cause> + use<'a
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::kernel::votes::Majority;
+    use crate::majority::Majority;
     use crate::url::Address;
     use crate::violation::{Violation, ViolationKind};
 

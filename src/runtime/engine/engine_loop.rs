@@ -23,11 +23,12 @@ use crate::error::Cause;
 use crate::kernel::Kernel;
 use crate::kernel::command::{Command, What};
 use crate::kernel::effects::Effects;
-use crate::kernel::engine::{Engine, Link, Outgoing, Route, ServerNo};
-use crate::kernel::round::Undecided;
+use crate::kernel::engine::{Outgoing, Route, ServerNo};
 use crate::logging::{self, contain};
 use crate::protocol::answer::Answer;
 use crate::protocol::primitive::Primitive;
+use crate::quorum::commands::Commands;
+use crate::quorum::round::{Link, Members, Undecided};
 use crate::redis::{Deployment, Fault, LineState, Server};
 use crate::runtime::engine::pipes::{Outcome, Pipes};
 use crate::runtime::engine::work::{Sending, Work};
@@ -45,7 +46,7 @@ const SHORTEST_SUSPEND: Duration = Duration::from_millis(10);
 struct EngineLoop<'a> {
     runtime: &'a Runtime,
     kernel: &'a Kernel,
-    engine: Engine,
+    commands: Commands,
     pipes: Pipes,
     probe_at: Option<Instant>,
     /// When counters are sent next.
@@ -70,6 +71,12 @@ impl Route for Servers<'_> {
         self.deployment.slot_map().is_some()
     }
 
+    fn joins_renewals(&self) -> bool {
+        !self.deployment.is_quorum()
+    }
+}
+
+impl Members for Servers<'_> {
     fn link(&self, server: ServerNo, wanted_by: Instant) -> Link {
         if !self.deployment.is_quorum() {
             // The parts of a set in several slots are queued as all other commands.
@@ -140,7 +147,7 @@ fn run_or_close(runtime: &Runtime, engine: impl FnOnce()) {
 impl Drop for EngineLoop<'_> {
     fn drop(&mut self) {
         let mut fx = Effects::default();
-        self.engine.end(&mut fx);
+        self.commands.end(&mut fx);
         self.runtime.carry_out_here(fx);
     }
 }
@@ -153,7 +160,7 @@ impl<'a> EngineLoop<'a> {
         Self {
             runtime,
             kernel: &runtime.kernel,
-            engine: Engine::default(),
+            commands: Commands::default(),
             pipes,
             probe_at: None,
             stats_at: runtime.shared_stats.first(),
@@ -209,8 +216,8 @@ impl<'a> EngineLoop<'a> {
     }
 
     fn note_released(&self) {
-        let may_acquire = self.engine.may_acquire();
-        if self.runtime.engine.is_closed() && self.kernel.has_released() && !may_acquire {
+        let is_closed = self.runtime.engine.is_closed();
+        if is_closed && self.kernel.has_released() && !self.commands.may_acquire() {
             self.runtime.engine.note_released();
         }
     }
@@ -220,7 +227,7 @@ impl<'a> EngineLoop<'a> {
         let mut fx = Effects::default();
         (self.kernel).look_at_wall_clock(wall_at_start(), now, &mut fx);
         let servers = servers(self.runtime, &self.pipes);
-        let due = self.engine.due(self.kernel, now, &servers, &mut fx);
+        let due = self.commands.due(self.kernel, now, &servers, &mut fx);
         self.runtime.carry_out_here(fx);
         self.send_all(due, now);
     }
@@ -262,9 +269,9 @@ impl<'a> EngineLoop<'a> {
 
     /// Writes and reads what is possible, and applies the ends of commands.
     fn exchange(&mut self, now: Instant) {
-        let (engine, kernel) = (&self.engine, self.kernel);
+        let (commands, kernel) = (&self.commands, self.kernel);
         let may_resend = |work: &Work| match work {
-            Work::Lock(ticket, ..) => engine.may_resend(kernel, *ticket, now),
+            Work::Lock(ticket, ..) => commands.may_resend(kernel, *ticket, now),
             _ => true,
         };
         let mut outcomes = self.pipes.turn(self.runtime, now, may_resend);
@@ -311,7 +318,7 @@ impl<'a> EngineLoop<'a> {
                 note_health(self.runtime, &server, &command, &end, now);
                 let servers = servers(self.runtime, &self.pipes);
                 let span = [sent, now];
-                more.extend((self.engine).ended(self.kernel, ticket, end, span, &servers, fx));
+                more.extend((self.commands).ended(self.kernel, ticket, end, span, &servers, fx));
             }
             Work::AddStats(delta) => self.runtime.shared_stats.settle(&delta, end),
             Work::ProbeSubscriber(endpoint, begun) => self.runtime.probed(&endpoint, begun, end),
@@ -324,7 +331,7 @@ impl<'a> EngineLoop<'a> {
         debug_assert!(is_asking(command));
         let mut fx = Effects::default();
         let servers = servers(self.runtime, &self.pipes);
-        let more = (self.engine).ended(self.kernel, ticket, end, [now, now], &servers, &mut fx);
+        let more = (self.commands).ended(self.kernel, ticket, end, [now, now], &servers, &mut fx);
         debug_assert!(more.is_empty(), "it is no renewal");
         self.runtime.carry_out_here(fx);
     }
@@ -383,7 +390,7 @@ impl<'a> EngineLoop<'a> {
 
     /// Returns whether nothing is under way or due.
     fn is_done(&self) -> bool {
-        !self.pipes.is_busy() && self.engine.is_idle()
+        !self.pipes.is_busy() && self.commands.is_idle()
     }
 
     /// Sleeps until something is due, a socket is ready, or another thread wakes this one.

@@ -10,21 +10,23 @@ use crate::config::LeaseTerms;
 use crate::kernel::call::{Call, CallTerms, Step};
 use crate::kernel::command::{Command, Inbox};
 use crate::kernel::effects::{Effects, Told, WholeRenewed};
-use crate::kernel::engine::{Engine, Route};
+use crate::kernel::engine::Route;
 use crate::kernel::fault::Fault;
 use crate::kernel::holder::Holder;
 use crate::kernel::lease::{LeaseStatus, Wanted};
 use crate::kernel::part::PartTerms;
 use crate::kernel::unlock::Unlocked;
-use crate::kernel::votes::Majority;
 use crate::kernel::waiter::{Outcome, Wait};
 use crate::kernel::{Kernel, Limits};
 use crate::lost::Lost;
+use crate::majority::Majority;
 use crate::mutant::{Mutant, switch_on};
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::keys::Layout;
 use crate::protocol::primitive::Reached;
+use crate::quorum::commands::Commands;
+use crate::quorum::round::Members;
 use crate::set::acquire::{SetAcquire, SetOutcome, SetStep, SetTerms};
 use crate::set::holder::SetUnlock;
 use crate::set::lease::SetLease;
@@ -36,14 +38,22 @@ pub(super) const NAMES: [&str; 3] = ["a", "b", "c"];
 pub(super) const TTL: Duration = Duration::from_secs(12);
 pub(super) const MS: u64 = 1_000;
 
-pub(super) struct Direct;
+pub(super) struct Direct {
+    is_quorum: bool,
+}
 
-impl Route for Direct {}
+impl Route for Direct {
+    fn joins_renewals(&self) -> bool {
+        !self.is_quorum
+    }
+}
+
+impl Members for Direct {}
 
 /// A client, and servers that answer at once.
 pub(super) struct Bed {
     pub(super) kernel: Kernel,
-    engine: Engine,
+    engine: Commands,
     servers: Vec<Scripted>,
     route: Direct,
     /// In µs.
@@ -94,9 +104,9 @@ impl Bed {
         };
         Self {
             kernel: Kernel::new(limits, "o"),
-            engine: Engine::default(),
+            engine: Commands::default(),
             servers: (0..servers).map(|_| Scripted::new()).collect(),
-            route: Direct,
+            route: Direct { is_quorum },
             now: 100_000 * MS,
             told: Vec::new(),
             renewed: Vec::new(),

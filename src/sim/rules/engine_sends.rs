@@ -7,20 +7,21 @@ use crate::kernel::Kernel;
 use crate::kernel::call::Step;
 use crate::kernel::command::What;
 use crate::kernel::effects::Effects;
-use crate::kernel::engine::{Engine, Outgoing};
+use crate::kernel::engine::Outgoing;
 use crate::kernel::fault::Fault;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::OperationCell;
 use crate::kernel::unlock::Unlock;
 use crate::kernel::waiter::{Failure, Outcome};
 use crate::protocol::answer::{Answer, Undone};
+use crate::quorum::commands::Commands;
 use crate::sim::rules::{ONE_SERVER, at, call, kernel, mutex};
 use crate::token::FencingToken;
 
 /// A client of one server, whose engine sends.
 struct Client {
     kernel: Kernel,
-    engine: Engine,
+    engine: Commands,
 }
 
 impl Client {
@@ -29,7 +30,7 @@ impl Client {
         kernel.limits.engine_sends = true;
         Self {
             kernel,
-            engine: Engine::default(),
+            engine: Commands::default(),
         }
     }
 

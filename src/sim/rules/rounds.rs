@@ -7,20 +7,22 @@ use crate::clock::Instant;
 use crate::error::Cause;
 use crate::kernel::call::{Call, CallTerms, Step};
 use crate::kernel::effects::Effects;
-use crate::kernel::engine::{Engine, Link, Outgoing};
+use crate::kernel::engine::Outgoing;
 use crate::kernel::fault::Fault;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::Wanted;
-use crate::kernel::votes::Majority;
 use crate::kernel::waiter::Outcome;
 use crate::kernel::{Kernel, Limits};
+use crate::majority::Majority;
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::keys::Keys;
 use crate::protocol::mutex::MutexKeys;
 use crate::protocol::primitive::Primitive;
 use crate::protocol::refusal::RefusedName;
+use crate::quorum::commands::Commands;
 use crate::quorum::messages::Messages;
+use crate::quorum::round::Link;
 use crate::sim::rules::{SECOND, at};
 use crate::sim::world::Links;
 use crate::token::FencingToken;
@@ -28,7 +30,7 @@ use crate::token::FencingToken;
 /// A client of three servers, and its engine.
 struct Client {
     kernel: Kernel,
-    engine: Engine,
+    engine: Commands,
     links: Links,
     lock: Arc<dyn Primitive>,
 }
@@ -48,7 +50,7 @@ impl Client {
         };
         Self {
             kernel: Kernel::new(limits, "o"),
-            engine: Engine::default(),
+            engine: Commands::default(),
             links: links(&[Link::Up; 3]),
             lock: MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:")),
         }

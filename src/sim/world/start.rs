@@ -8,10 +8,11 @@ use super::{
     COMMAND_TIMEOUT, Caller, Client, Clock, Event, NEVER, Pipe, Report, State, Sub,
     UNREACHABLE_FOR, World,
 };
-use crate::kernel::engine::{Engine, Link};
-use crate::kernel::votes::Majority;
 use crate::kernel::{Kernel, Limits};
+use crate::majority::Majority;
+use crate::quorum::commands::Commands;
 use crate::quorum::messages::Messages;
+use crate::quorum::round::Link;
 use crate::sim::plan::{Actor, Family, Plan, Rng};
 use crate::sim::server::{MS, START, Server};
 
@@ -117,7 +118,7 @@ impl World {
         Client {
             messages: Messages::new(limits.size),
             kernel: Arc::new(Kernel::new(limits, &format!("c{n}"))),
-            engine: Engine::default(),
+            engine: Commands::default(),
             engine_todo: VecDeque::new(),
             pipes: (0..peers).map(pipe).collect(),
             paused: Vec::new(),

@@ -24,57 +24,63 @@ use crate::error::Cause;
 use crate::holder_id::HolderId;
 use crate::kernel::Kernel;
 use crate::kernel::command::{Command, What};
-use crate::kernel::engine::{Link, Route, ServerNo, Ticket};
+use crate::kernel::engine::{Route, ServerNo, Ticket};
 use crate::kernel::fault::Fault;
+use crate::kernel::granted::AtServer;
 use crate::kernel::lease::end_for_lease;
 use crate::kernel::undo::Proof;
-use crate::kernel::votes::{Majority, Verdict, Votes};
+use crate::majority::Majority;
 use crate::mutant::{Mutant, is_on};
 use crate::protocol::answer::{Answer, Wanted};
+use crate::protocol::primitive::Primitive;
 use crate::protocol::verb::Verb;
-use crate::sync::Mutex;
+use crate::quorum::votes::{Verdict, Votes};
 use crate::wait_policy::RECONNECT;
 
 pub(crate) type RoundNo = u64;
 
+/// The state of the engine's pipeline to a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Link {
+    Up,
+    /// It may soon be up: a round waits for it.
+    Connecting,
+    /// It was lost, or could not be opened: a round goes on without it.
+    Down,
+}
+
+/// What the rounds must know about the servers.
+pub(crate) trait Members: Route {
+    /// Returns the state of the pipeline to a server. The first of the calls that want it gives up
+    /// at `_wanted_by`.
+    fn link(&self, _: ServerNo, _wanted_by: Instant) -> Link {
+        Link::Up
+    }
+
+    /// Returns why there is no pipeline to a server.
+    fn not_connected(&self, _: ServerNo) -> Fault {
+        Fault::NotRun(Cause::text("not connected"))
+    }
+
+    /// Returns a fault if no proposal may be sent now.
+    fn admit(&self, _: &Arc<dyn Primitive>) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    /// A server has refused a proposal because of its own id, which is a fresh one.
+    fn ran_twice(&self, _: &Arc<dyn Primitive>) {}
+
+    /// Returns why a round has no outcome.
+    fn undecided(&self, round: &Undecided<'_>) -> Fault {
+        round.first_fault()
+    }
+
+    /// A round has ended; `is_cut_short` if its call has left.
+    fn round_ended(&self, _: &Undecided<'_>, _: &Result<Answer, Fault>, _is_cut_short: bool) {}
+}
+
 /// How long a proposal that is won waits for connections that are being made.
 const CONNECTS_WITHIN: Duration = Duration::from_millis(10);
-
-/// What is known of a round's command at one server.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum AtServer {
-    NotSent,
-    /// It was sent, and has no reply yet.
-    Asked,
-    /// It has run, and took, confirmed or released the key.
-    Yes,
-    /// It has run and did nothing, or it never runs.
-    No,
-    /// It may have run, or may run later.
-    Unknown,
-}
-
-/// What is known of a round's command at each server. Its lock is a leaf.
-#[derive(Debug)]
-pub(crate) struct AtServers(Mutex<Box<[AtServer]>>);
-
-impl AtServers {
-    fn new(servers: usize) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(vec![AtServer::NotSent; servers].into())))
-    }
-
-    pub(crate) fn of(&self, server: ServerNo) -> AtServer {
-        self.0.lock()[server]
-    }
-
-    pub(super) fn set(&self, server: ServerNo, at: AtServer) {
-        self.0.lock()[server] = at;
-    }
-
-    pub(super) fn has(&self, at: AtServer) -> bool {
-        self.0.lock().contains(&at)
-    }
-}
 
 #[derive(Debug)]
 pub(super) struct Round {
@@ -82,21 +88,22 @@ pub(super) struct Round {
     pub(super) ticket: Ticket,
     pub(super) command: Command,
     pub(super) id: HolderId,
-    /// What the lease that it releases has at each server, and for how long its keys may last.
-    pub(super) releases: Option<(Arc<AtServers>, Duration)>,
     pub(super) size: Majority,
-    pub(super) at: Arc<AtServers>,
+    /// What is known of the command at each server.
+    pub(super) at: Box<[AtServer]>,
     pub(super) votes: Votes,
     pub(super) first_sent: Option<Instant>,
     /// How often it was tried before, and when its commands are sent.
     tries: u32,
     not_before: Instant,
-    pub(super) began: Instant,
+    began: Instant,
     /// When it was won although a connection was still being made: it waits for that until
     /// then.
     pub(super) waits_until: Option<Instant>,
     pub(super) until: Instant,
     pub(super) is_over: bool,
+    /// Its release is tried once more, by another round.
+    pub(super) goes_on: bool,
     /// A server has refused a proposal because of its own id: it has run before.
     has_own_id: bool,
     /// A server has refused a proposal because of what this client is releasing there.
@@ -147,7 +154,12 @@ impl Undecided<'_> {
 }
 
 impl Round {
-    pub(super) fn new(ticket: Ticket, command: Command, size: Majority, until: Instant) -> Self {
+    pub(super) fn new(
+        ticket: Ticket,
+        command: Command,
+        size: Majority,
+        [began, until]: [Instant; 2],
+    ) -> Self {
         let (verb, id) = match &command.what {
             What::Acquire {
                 id,
@@ -170,17 +182,17 @@ impl Round {
             ticket,
             command,
             id,
-            releases: None,
             size,
-            at: AtServers::new(size.all),
+            at: vec![AtServer::NotSent; size.all].into(),
             votes: Votes::new(verb, size),
             first_sent: None,
             tries: 0,
             not_before: Instant::START,
-            began: Instant::START,
+            began,
             waits_until: None,
             until,
             is_over: false,
+            goes_on: false,
             has_own_id: false,
             is_in_own_way: false,
             faults: Vec::new(),
@@ -200,15 +212,23 @@ impl Round {
         !self.is_release() && !self.is_proposal()
     }
 
-    /// It releases a lease that has this at the servers: those that have nothing are not asked.
-    pub(super) fn release_of(&mut self, taken: Arc<AtServers>, may_last: Duration) {
-        for server in 0..self.size.all {
-            if let AtServer::NotSent | AtServer::No = taken.of(server) {
-                self.at.set(server, AtServer::No);
+    /// It releases an id that has this at the servers: those that have nothing are not asked.
+    pub(super) fn release_of(&mut self, granted: &[AtServer]) {
+        for (at, granted) in self.at.iter_mut().zip(granted) {
+            if let AtServer::NotSent | AtServer::No = granted {
+                *at = AtServer::No;
                 self.votes.count(Some(Answer::Gone));
             }
         }
-        self.releases = Some((taken, may_last));
+    }
+
+    /// What was not sent never is.
+    pub(super) fn sends_no_more(&mut self) {
+        for at in &mut self.at {
+            if *at == AtServer::NotSent && !is_on(Mutant::NotSentIsSentLate) {
+                *at = AtServer::No;
+            }
+        }
     }
 
     /// Reads the end of the command at a server: what is known there now, and the vote.
@@ -217,7 +237,7 @@ impl Round {
         kernel: &Kernel,
         server: ServerNo,
         end: Result<Answer, Fault>,
-        (now, route): (Instant, &dyn Route),
+        (now, members): (Instant, &dyn Members),
     ) -> (AtServer, Option<Answer>) {
         let end = if self.changes_lease() {
             end_for_lease(end)
@@ -240,7 +260,7 @@ impl Round {
             Answer::Granted(_) => (AtServer::Yes, Some(answer)),
             Answer::Refused(by) if by.holder == self.id.as_str().as_bytes() => {
                 self.has_own_id = true;
-                route.ran_twice(&self.command.lock);
+                members.ran_twice(&self.command.lock);
                 (AtServer::Unknown, None)
             }
             // What nobody here owns: no refusal, the server is free once that is released.
@@ -275,17 +295,17 @@ impl Round {
         }
     }
 
-    /// Returns the command for a server if it can be sent now, and the server that it is sent to.
+    /// Returns the command for a server if it can be sent now.
     pub(super) fn cast(
         &mut self,
         server: ServerNo,
         now: Instant,
-        route: &dyn Route,
-    ) -> Option<(ServerNo, Command)> {
-        if self.at.of(server) != AtServer::NotSent || now < self.not_before {
+        members: &dyn Members,
+    ) -> Option<Command> {
+        if self.at[server] != AtServer::NotSent || now < self.not_before {
             return None;
         }
-        match route.link(server, self.command.wanted_by) {
+        match members.link(server, self.command.wanted_by) {
             Link::Connecting => None,
             Link::Down => {
                 let known = if self.is_release() {
@@ -294,15 +314,15 @@ impl Round {
                 } else {
                     AtServer::No
                 };
-                self.at.set(server, known);
+                self.at[server] = known;
                 self.votes.count(None);
-                self.faults.push((server, route.not_connected(server)));
+                self.faults.push((server, members.not_connected(server)));
                 None
             }
             Link::Up => {
-                self.at.set(server, AtServer::Asked);
+                self.at[server] = AtServer::Asked;
                 self.first_sent.get_or_insert(now);
-                Some((server, self.command.clone()))
+                Some(self.command.clone())
             }
         }
     }
@@ -317,16 +337,16 @@ impl Round {
     }
 
     /// The time of the round is over: notes the servers for whose connection it has waited.
-    pub(super) fn note_unconnected(&mut self, route: &dyn Route) {
+    pub(super) fn note_unconnected(&mut self, members: &dyn Members) {
         for server in 0..self.size.all {
-            if self.at.of(server) == AtServer::NotSent {
-                self.faults.push((server, route.not_connected(server)));
+            if self.at[server] == AtServer::NotSent {
+                self.faults.push((server, members.not_connected(server)));
             }
         }
     }
 
     /// Returns the end of the round if it is decided, or if it is `late`.
-    pub(super) fn end(&self, late: bool, route: &dyn Route) -> Option<Result<Answer, Fault>> {
+    pub(super) fn end(&self, late: bool, members: &dyn Members) -> Option<Result<Answer, Fault>> {
         Some(match self.votes.verdict() {
             Verdict::Decided(_) | Verdict::Split if self.has_own_id => {
                 Err(Fault::NotRun(Cause::text("the acquire script ran twice")))
@@ -339,20 +359,22 @@ impl Round {
             Verdict::Split => Ok(Answer::Busy(Duration::ZERO)),
             Verdict::Open if !late => return None,
             // The release is tried again once all have answered.
-            Verdict::Unknown if !late && self.is_release() && self.at.has(AtServer::Asked) => {
+            Verdict::Unknown
+                if !late && self.is_release() && self.at.contains(&AtServer::Asked) =>
+            {
                 return None;
             }
-            Verdict::Open | Verdict::Unknown => Err(route.undecided(&self.undecided())),
+            Verdict::Open | Verdict::Unknown => Err(members.undecided(&self.undecided())),
         })
     }
 
     /// Returns whether a proposal that is won waits for a connection that is still being made: for
     /// a moment, or as long as the majority took to connect if that was longer. So a server that is
     /// only a little slower takes part in the first lock.
-    pub(super) fn waits_for_connections(&mut self, now: Instant, route: &dyn Route) -> bool {
+    pub(super) fn waits_for_connections(&mut self, now: Instant, members: &dyn Members) -> bool {
         let is_connecting = |server| {
-            self.at.of(server) == AtServer::NotSent
-                && route.link(server, self.command.wanted_by) == Link::Connecting
+            self.at[server] == AtServer::NotSent
+                && members.link(server, self.command.wanted_by) == Link::Connecting
         };
         if !self.is_proposal() || !(0..self.size.all).any(is_connecting) {
             return false;
@@ -372,20 +394,24 @@ impl Round {
             tries => now.after(RECONNECT.pause(tries - 1)),
         };
         // A command that is under way could end this round late.
-        if not_before >= self.until || self.at.has(AtServer::Asked) {
+        if not_before >= self.until || self.at.contains(&AtServer::Asked) {
             return None;
         }
-        let mut again = Self::new(self.ticket, self.command.clone(), self.size, self.until);
-        again.releases = self.releases.clone();
+        let mut again = Self::new(
+            self.ticket,
+            self.command.clone(),
+            self.size,
+            [self.began, self.until],
+        );
         again.tries = self.tries + 1;
         again.not_before = not_before;
         for server in 0..self.size.all {
-            let answer = match self.at.of(server) {
+            let answer = match self.at[server] {
                 AtServer::Yes => Answer::Ours,
                 AtServer::No => Answer::Gone,
                 AtServer::NotSent | AtServer::Asked | AtServer::Unknown => continue,
             };
-            again.at.set(server, self.at.of(server));
+            again.at[server] = self.at[server];
             again.votes.count(Some(answer));
         }
         Some(again)
@@ -393,10 +419,9 @@ impl Round {
 
     /// Returns what ends the release at a server if that has not certainly ended, and has no
     /// command there.
-    pub(super) fn missing(&self, server: ServerNo) -> Option<Proof> {
-        let taken = self.releases.as_ref().map(|(taken, _)| taken.of(server));
-        let may_run_later = taken == Some(AtServer::Unknown);
-        match self.at.of(server) {
+    pub(super) fn missing(&self, server: ServerNo, granted: Option<AtServer>) -> Option<Proof> {
+        let may_run_later = granted == Some(AtServer::Unknown);
+        match self.at[server] {
             AtServer::NotSent | AtServer::Unknown => {}
             AtServer::Asked | AtServer::Yes => return None,
             // The acquiring command may run later.

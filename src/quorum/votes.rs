@@ -4,30 +4,10 @@
 use std::time::Duration;
 
 use crate::holder::Holder;
+use crate::majority::Majority;
 use crate::protocol::answer::Answer;
 use crate::protocol::refusal::RefusedName;
 use crate::protocol::verb::Verb;
-
-/// The number of servers, and how many of them decide.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Majority {
-    pub(crate) all: usize,
-    pub(crate) needed: usize,
-}
-
-impl Majority {
-    pub(crate) const fn of(all: usize) -> Self {
-        Self {
-            all,
-            needed: all / 2 + 1,
-        }
-    }
-
-    /// How many servers may disagree or fail without preventing a decision.
-    pub(crate) const fn spare(self) -> usize {
-        self.all - self.needed
-    }
-}
 
 /// The votes on one call.
 #[derive(Debug)]

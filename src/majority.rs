@@ -1,0 +1,22 @@
+//! How many of several servers decide.
+
+/// The number of servers, and how many of them decide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Majority {
+    pub(crate) all: usize,
+    pub(crate) needed: usize,
+}
+
+impl Majority {
+    pub(crate) const fn of(all: usize) -> Self {
+        Self {
+            all,
+            needed: all / 2 + 1,
+        }
+    }
+
+    /// How many servers may disagree or fail without preventing a decision.
+    pub(crate) const fn spare(self) -> usize {
+        self.all - self.needed
+    }
+}
