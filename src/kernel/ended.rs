@@ -24,7 +24,7 @@ const ENDED_FOR: Duration = Duration::from_secs(10);
 
 /// The last releases that have ended.
 #[derive(Debug, Default)]
-pub(super) struct Ended {
+pub(crate) struct Ended {
     /// For how long recent releases are kept at least; `None` if no replica may become the master.
     pub(super) keeps_recent: Option<Duration>,
     /// Recent releases that were answered, and when, to be repeated if another server becomes the
@@ -32,6 +32,9 @@ pub(super) struct Ended {
     pub(super) recent: VecDeque<(Instant, PendingRelease)>,
     /// Releases that have ended, and when: a reply that was sent before may still name their ids.
     ended: VecDeque<(Instant, ServerNo, HolderId)>,
+    /// The ids of the recent releases that were too many.
+    #[cfg(sim)]
+    pub(crate) forgotten: std::collections::HashSet<HolderId>,
 }
 
 impl Ended {
@@ -56,7 +59,9 @@ impl Ended {
             && (self.recent.len() > at_most(Bound::Recent, MOST_RECENT)
                 || self.recent.len() > MOST_RECENT_OLD && *at < old)
         {
-            self.recent.pop_front();
+            let _oldest = self.recent.pop_front();
+            #[cfg(sim)]
+            (self.forgotten).extend(_oldest.map(|(_, release)| release.id));
         }
     }
 

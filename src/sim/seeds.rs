@@ -516,3 +516,14 @@ fn a_loss_is_told_within_a_second_of_the_clock_of_a_machine_that_was_suspended()
          1665387:Errors.1978346,3791177:Suspend.0.2148090",
     );
 }
+
+/// A place that its call had left, and whose undo the new master had not run, was granted after the
+/// failover: with room for only three recent releases, its client had forgotten the undo.
+#[test]
+fn a_place_whose_undo_was_forgotten_stays_for_a_ttl_after_a_failover() {
+    assert_keeps(
+        "seed=465905278820 family=Failover servers=1 clients=2 threads=2 ops=10 names=1 \
+         kinds=Mutex,Mutex,Fair ttl=2847000 handoffs=0 backoff=0 linger=0 drifts=0,0 low=Recent \
+         faults=1526594:Panic.0.0,2114619:Snapshot,2264601:Failover",
+    );
+}

@@ -36,7 +36,7 @@ impl World {
     /// Returns whether a client has forgotten an id because it knew too many: it may be left for
     /// one ttl.
     fn has_forgotten(&self, client: usize, id: &str) -> bool {
-        let is_low = self.plan.low == Some(Bound::KeySeen);
+        let is_low = matches!(self.plan.low, Some(Bound::KeySeen | Bound::Recent));
         is_low && (self.clients[client].kernel.pending.lock()).has_forgotten(id)
     }
 
@@ -86,7 +86,9 @@ impl World {
                 for id in data.lasting(server.now(self.now)) {
                     let client = client_of(id);
                     // The network has run its command once more, and told of one run only.
-                    let is_excused = self.ran_twice.contains(id) || self.outlasts.contains(id);
+                    let is_excused = self.ran_twice.contains(id)
+                        || self.outlasts.contains(id)
+                        || client.is_some_and(|it| self.has_forgotten(it, id));
                     if !is_excused && client.is_some_and(|it| self.clients[it].is_alive) {
                         let key = String::from_utf8_lossy(key);
                         return Err(self.violation("P4", format!("s{n}: {key} is left with {id}")));
