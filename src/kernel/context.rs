@@ -135,6 +135,14 @@ impl Context<'_> {
     /// The calls that an acquiring command was for have left.
     pub(super) fn abandon(&mut self, id: &HolderId) {
         self.kernel.left.lock().push(id.clone());
-        self.put(Item::Sender, [self.now, self.now]);
+        self.wake_sender_at(self.now);
+    }
+
+    /// What sends the engine's commands has something due. An earlier instant stays: another thread
+    /// may have put it while the sender looked.
+    pub(super) fn wake_sender_at(&mut self, at: Instant) {
+        if self.kernel.schedule.lock().put_earlier(Item::Sender, at) {
+            self.fx.engine_by(at);
+        }
     }
 }

@@ -77,9 +77,16 @@ impl GrantedIds {
     }
 
     /// Records what has become known after the grant.
-    pub(crate) fn note(&mut self, id: &HolderId, server: ServerNo, at: AtServer) {
+    pub(crate) fn note(
+        &mut self,
+        id: &HolderId,
+        server: ServerNo,
+        at: AtServer,
+        forget_at: Instant,
+    ) {
         if let Some(of) = self.ids.get_mut(id) {
             of.at[server] = at;
+            of.forget_at = of.forget_at.max(forget_at);
         }
     }
 
@@ -88,8 +95,8 @@ impl GrantedIds {
         self.ids.get(id).map(|of| &*of.at)
     }
 
-    pub(crate) fn remove(&mut self, id: &HolderId) -> Option<Box<[AtServer]>> {
-        self.ids.remove(id).map(|of| of.at)
+    pub(crate) fn remove(&mut self, id: &HolderId) {
+        self.ids.remove(id);
     }
 }
 

@@ -67,7 +67,7 @@ use crate::kernel::ended::Tally;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::held::HeldLease;
 use crate::kernel::pending::PendingReleases;
-use crate::kernel::schedule::{Item, Schedule};
+use crate::kernel::schedule::Schedule;
 use crate::kernel::table::{LockTable, entry_name};
 use crate::kernel::undo::PendingRelease;
 use crate::kernel::wall::WallClock;
@@ -182,7 +182,7 @@ impl Kernel {
 
     /// What sends the engine's commands has something due at this time.
     pub(crate) fn wake_sender_at(&self, at: Instant, now: Instant, fx: &mut Effects) {
-        self.at(now, fx).put(Item::Sender, [at, at]);
+        self.at(now, fx).wake_sender_at(at);
     }
 
     /// A change to this ttl may run later.

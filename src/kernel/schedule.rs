@@ -79,6 +79,12 @@ impl Schedule {
         self.must_wake(latest)
     }
 
+    /// Puts an item, unless it has an earlier entry. Returns whether the engine must be woken.
+    pub(super) fn put_earlier(&mut self, item: Item, at: Instant) -> bool {
+        let before = self.at.get(&item).copied().unwrap_or(Instant::NEVER);
+        self.put(item, at.min(before), at)
+    }
+
     /// Puts a lease, in place of its earlier entry. Returns whether the engine must be woken.
     pub(super) fn put_lease(
         &mut self,

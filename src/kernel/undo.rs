@@ -114,7 +114,10 @@ impl Context<'_> {
 
     /// Adds the release of an id at each server of a quorum that may have it.
     fn pend_at_each(&mut self, release: PendingRelease) {
-        let granted = self.kernel.pending.lock().granted.remove(&release.id);
+        // The record stays: a release that is under way looks at it when it ends.
+        let pending = self.kernel.pending.lock();
+        let granted: Option<Box<[AtServer]>> = pending.granted.of(&release.id).map(Into::into);
+        drop(pending);
         for server in 0..self.kernel.limits.size.all {
             let ends_by = match granted.as_ref().map(|at| at[server]) {
                 Some(AtServer::NotSent | AtServer::No) => continue,

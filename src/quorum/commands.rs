@@ -50,16 +50,16 @@ impl Commands {
                 fx,
                 out,
             };
-            for command in due {
-                match command.command.what {
+            let mut has_ended = false;
+            for out in due {
+                if let What::Undo { .. } = out.command.what {
                     // The kernel knows where it must be sent.
-                    What::Undo { .. } => turn.out.push(command),
-                    _ => self
-                        .rounds
-                        .begin(command.ticket, command.command, &mut turn),
+                    turn.out.push(out);
+                } else {
+                    has_ended |= self.rounds.begin(out.ticket, out.command, &mut turn);
                 }
             }
-            let has_ended = self.rounds.advance(&kernel.take_left(), &mut turn);
+            has_ended |= self.rounds.advance(&kernel.take_left(), &mut turn);
             out = turn.out;
             if !has_ended {
                 return out;

@@ -95,7 +95,7 @@ pub(super) struct Round {
     pub(super) first_sent: Option<Instant>,
     /// How often it was tried before, and when its commands are sent.
     tries: u32,
-    not_before: Instant,
+    pub(super) not_before: Instant,
     began: Instant,
     /// When it was won although a connection was still being made: it waits for that until
     /// then.
@@ -206,6 +206,14 @@ impl Round {
 
     pub(super) fn is_proposal(&self) -> bool {
         matches!(self.command.what, What::Acquire { .. })
+    }
+
+    /// Returns the token that it proposes.
+    pub(super) fn token(&self) -> u64 {
+        match &self.command.what {
+            What::Acquire { attempt, .. } => attempt.proposes().unwrap_or_default(),
+            _ => 0,
+        }
     }
 
     fn changes_lease(&self) -> bool {

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::error::Cause;
 use crate::holder_id::HolderId;
 use crate::kernel::command::{Attempt, Command, What};
 use crate::kernel::effects::Effects;
@@ -55,6 +54,13 @@ impl Turn<'_> {
         self.now.after(ttl.saturating_mul(2).max(RUNS_WITHIN))
     }
 
+    /// Returns when nothing can be at a server any more under an id whose commands give it this
+    /// ttl: the last of them may be under way for a timeout, and so may a release behind it.
+    fn forgets_at(&self, ttl: Duration) -> Instant {
+        let timeout = self.kernel.limits.command_timeout;
+        self.may_run_until(ttl).after(timeout.saturating_mul(2))
+    }
+
     /// A change of ttl may run later at a server.
     fn limit(&self, command: &Command) {
         if let What::Renew {
@@ -70,18 +76,29 @@ impl Turn<'_> {
 }
 
 impl Rounds {
-    /// Begins a round for a command of the kernel; [`advance`](Self::advance) sends it.
-    pub(super) fn begin(&mut self, ticket: Ticket, mut command: Command, turn: &mut Turn<'_>) {
+    /// Begins a round for a command of the kernel; [`advance`](Self::advance) sends it. Returns
+    /// whether it has ended at once.
+    pub(super) fn begin(
+        &mut self,
+        ticket: Ticket,
+        mut command: Command,
+        turn: &mut Turn<'_>,
+    ) -> bool {
         let (kernel, now) = (turn.kernel, turn.now);
         let until = now.after(kernel.limits.command_timeout);
+        let mut not_before = Instant::START;
         if let What::Acquire { attempt, .. } = &mut command.what {
             if let Err(fault) = turn.members.admit(&command.lock) {
-                return turn.end(ticket, Err(fault), now);
+                turn.end(ticket, Err(fault), now);
+                return true;
             }
             let name = entry_name(&*command.lock);
-            *attempt = Attempt::Propose(self.tokens.propose(name, kernel.wall(now)));
+            let (token, pause) = self.tokens.propose(name, kernel.wall(now));
+            *attempt = Attempt::Propose(token);
+            not_before = now.after(pause);
         }
         let mut round = Round::new(ticket, command, kernel.limits.size, [now, until]);
+        round.not_before = not_before;
         let mut pending = kernel.pending.lock();
         match &round.command.what {
             What::Leave { .. } => {
@@ -90,12 +107,13 @@ impl Rounds {
                 }
             }
             What::Renew { ttl, .. } | What::Downgrade { ttl, .. } => {
-                (pending.granted).prolong(&round.id, *ttl, turn.may_run_until(*ttl));
+                (pending.granted).prolong(&round.id, *ttl, turn.forgets_at(*ttl));
             }
             _ => {}
         }
         drop(pending);
         self.add(round);
+        false
     }
 
     fn add(&mut self, round: Round) {
@@ -188,9 +206,10 @@ impl Rounds {
         let at = round.at[server];
         let is_unknown = at == AtServer::Unknown;
         match &round.command.what {
-            What::Acquire { .. } => {
+            What::Acquire { ttl, .. } => {
+                let until = turn.forgets_at(*ttl);
                 let mut pending = turn.kernel.pending.lock();
-                pending.granted.note(&round.id, server, at);
+                pending.granted.note(&round.id, server, at, until);
                 if is_unknown {
                     // Its undo is behind it on the same pipeline, which has ended.
                     pending.doubt(server, &round.command.lock, &round.id);
@@ -235,7 +254,7 @@ impl Rounds {
         };
         let is_won = matches!(end, Ok(Answer::Granted(_)));
         if is_won && !late && round.waits_for_connections(now, turn.members) {
-            let at = round.waits_until.unwrap_or(now);
+            let at = round.next(now);
             turn.kernel.wake_sender_at(at, now, turn.fx);
             return false;
         }
@@ -244,7 +263,11 @@ impl Rounds {
         let again = round.again(&end, now);
         round.goes_on = again.is_some();
         match again {
-            Some(again) => self.add(again),
+            Some(again) => {
+                let at = again.next(now);
+                self.add(again);
+                turn.kernel.wake_sender_at(at, now, turn.fx);
+            }
             None => {
                 let end = self.settle(no, end);
                 self.end(no, end, turn);
@@ -260,11 +283,10 @@ impl Rounds {
         let name = entry_name(&*round.command.lock);
         match end {
             Ok(Answer::Busy(_)) => return Ok(Answer::Busy(self.tokens.split(name))),
-            Ok(Answer::TooLow(counter)) if self.tokens.too_low(name, counter) => {
-                let cause = Cause::text("other clients used higher fencing tokens each time");
-                return Err(Fault::NotRun(cause));
+            Ok(Answer::TooLow(counter)) => {
+                self.tokens.too_low(name, counter, round.token());
+                return Ok(Answer::Busy(Duration::ZERO));
             }
-            Ok(Answer::TooLow(_)) => return Ok(Answer::Busy(Duration::ZERO)),
             Ok(Answer::Granted(_)) => self.tokens.granted(name),
             Ok(Answer::Refused(_)) => self.tokens.refused(name),
             _ => {}
@@ -289,13 +311,13 @@ impl Rounds {
                 let ttl = *ttl;
                 round.sends_no_more();
                 if !is_lost {
-                    let until = turn.may_run_until(ttl);
+                    let until = turn.forgets_at(ttl);
                     let mut pending = turn.kernel.pending.lock();
                     (pending.granted).insert(&round.id, round.at.clone(), ttl, [now, until]);
                 }
             }
             What::Renew { ttl, .. } | What::Downgrade { ttl, .. } => {
-                let until = turn.may_run_until(*ttl);
+                let until = turn.forgets_at(*ttl);
                 (turn.kernel.pending.lock().granted).prolong(&round.id, *ttl, until);
                 if round.at.contains(&AtServer::Unknown) {
                     turn.limit(&round.command);

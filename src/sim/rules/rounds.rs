@@ -11,11 +11,12 @@ use crate::kernel::engine::Outgoing;
 use crate::kernel::fault::Fault;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::Wanted;
+use crate::kernel::unlock::Unlock;
 use crate::kernel::waiter::Outcome;
 use crate::kernel::{Kernel, Limits};
 use crate::majority::Majority;
 use crate::name::Name;
-use crate::protocol::answer::Answer;
+use crate::protocol::answer::{Answer, Undone};
 use crate::protocol::keys::Keys;
 use crate::protocol::mutex::MutexKeys;
 use crate::protocol::primitive::Primitive;
@@ -209,4 +210,48 @@ fn a_lost_proposal_is_not_sent_again() {
             .engine
             .may_resend(&client.kernel, out[2].ticket, at(1))
     );
+}
+
+/// The engine ends a release that is overdue, and its round ends in the same turn: one server may
+/// run the acquiring command later.
+#[test]
+fn overdue_release_still_waits_for_a_key_that_may_come() {
+    let mut client = Client::new();
+    let mut call = client.call(at(0));
+    let out = client.due(at(0));
+    for out in &out[..2] {
+        client.end(out, Ok(granted()), at(1));
+    }
+    client.end(&out[2], Err(Fault::Unknown(Cause::text("reset"))), at(1));
+    let mut fx = Effects::default();
+    let Step::Done(Outcome::Lease(lease, token)) = call.woken(&client.kernel, at(1), &mut fx)
+    else {
+        panic!("two of three granted it");
+    };
+    let unlock = (client.kernel).begin_unlock(&lease, token, false, at(10), &mut fx);
+    assert!(matches!(unlock, Unlock::Wait(_)));
+    client.links = links(&[Link::Up, Link::Up, Link::Down]);
+    assert_eq!(client.due(at(10)).len(), 2);
+    for ms in [1_100, 1_200, 1_300, 2_300, 3_300] {
+        for undo in client.due(at(ms)) {
+            let nothing = Undone {
+                removed: Vec::new(),
+                other: None,
+            };
+            client.end(&undo, Ok(Answer::Undone(nothing)), at(ms + 1));
+        }
+    }
+    let pending = client.kernel.pending.lock();
+    let is_pending = |server| pending.has_at(server, lease.id.as_str().as_bytes());
+    assert_eq!([0, 1, 2].map(is_pending), [false, false, true]);
+}
+
+/// A thread leaves its call while the engine looks at the rounds, which are due later.
+#[test]
+fn what_is_due_at_once_stays_due_beside_what_is_due_later() {
+    let client = Client::new();
+    let fx = &mut Effects::default();
+    client.kernel.wake_sender_at(at(1), at(0), fx);
+    client.kernel.wake_sender_at(at(500), at(0), fx);
+    assert_eq!(client.kernel.schedule.lock().next(), at(1));
 }
