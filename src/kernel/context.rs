@@ -138,8 +138,8 @@ impl Context<'_> {
         self.wake_sender_at(self.now);
     }
 
-    /// What sends the engine's commands has something due. An earlier instant stays: another thread
-    /// may have put it while the sender looked.
+    /// Makes the sender of the engine's commands look at them at this instant. An earlier one
+    /// stays: another thread may have put it while the sender looked.
     pub(super) fn wake_sender_at(&mut self, at: Instant) {
         if self.kernel.schedule.lock().put_earlier(Item::Sender, at) {
             self.fx.engine_by(at);

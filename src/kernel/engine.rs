@@ -47,7 +47,7 @@ pub(crate) struct Outgoing {
     pub(crate) command: Command,
 }
 
-/// What the engine must know about its sender.
+/// The facts about its sender that the engine must know.
 pub(crate) trait Route {
     /// Returns whether the keys of one command must be in one slot of a cluster.
     fn has_slots(&self) -> bool {

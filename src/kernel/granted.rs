@@ -1,4 +1,4 @@
-//! What the ids that were granted have, at each of several servers.
+//! The ids that were granted, and what each has at each of several servers.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::kernel::engine::ServerNo;
 
-/// What is known of an id's command at one server.
+/// The state of an id's command at one server, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum AtServer {
     NotSent,

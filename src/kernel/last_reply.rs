@@ -221,7 +221,7 @@ impl LastReply {
 
     /// Records that nobody is known to have the lock, and that it was not granted.
     pub(crate) fn busy(&mut self, sent: Instant, now: Instant, by: Arc<RefusedName>) -> Refused {
-        // What it says can be as old as its command.
+        // The reply can be as old as its command.
         let refused = Refused {
             arrived: sent,
             confirmed: sent,

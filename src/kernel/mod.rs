@@ -180,7 +180,7 @@ impl Kernel {
         std::mem::take(&mut *self.left.lock())
     }
 
-    /// What sends the engine's commands has something due at this time.
+    /// Makes the sender of the engine's commands look at them at this instant.
     pub(crate) fn wake_sender_at(&self, at: Instant, now: Instant, fx: &mut Effects) {
         self.at(now, fx).wake_sender_at(at);
     }

@@ -52,7 +52,7 @@ pub(crate) struct PendingReleases {
     /// When the client last learnt that another server is the master.
     moved_at: Option<Instant>,
     pub(crate) ended: Ended,
-    /// What ids that were granted have at the servers of a quorum.
+    /// The ids that were granted, by the servers of a quorum.
     pub(crate) granted: GrantedIds,
     /// The ids of the releases that were too many.
     #[cfg(sim)]

@@ -21,7 +21,7 @@ const MOST_TOGETHER: usize = 300;
 pub(crate) enum Item {
     Entry(Name),
     Pending,
-    /// What sends the engine's commands looks at them.
+    /// The sender of the engine's commands looks at them.
     Sender,
 }
 

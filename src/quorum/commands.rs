@@ -113,7 +113,7 @@ impl Commands {
 
     /// Returns whether nothing was sent that has not ended, and no holder waits for a release.
     pub(crate) fn is_idle(&self) -> bool {
-        // What a round has not sent yet may never be.
+        // A round may never send the rest of its commands.
         self.rounds.is_idle() && self.engine.is_idle(|ticket| self.rounds.decides(ticket))
     }
 

@@ -49,7 +49,7 @@ pub(crate) enum Link {
     Down,
 }
 
-/// What the rounds must know about the servers.
+/// The facts about the servers that the rounds must know.
 pub(crate) trait Members: Route {
     /// Returns the state of the pipeline to a server. The first of the calls that want it gives up
     /// at `_wanted_by`.
@@ -89,7 +89,7 @@ pub(super) struct Round {
     pub(super) command: Command,
     pub(super) id: HolderId,
     pub(super) size: Majority,
-    /// What is known of the command at each server.
+    /// The state of the command at each server.
     pub(super) at: Box<[AtServer]>,
     pub(super) votes: Votes,
     pub(super) first_sent: Option<Instant>,
@@ -230,7 +230,7 @@ impl Round {
         }
     }
 
-    /// What was not sent never is.
+    /// The rest is never sent.
     pub(super) fn sends_no_more(&mut self) {
         for at in &mut self.at {
             if *at == AtServer::NotSent && !is_on(Mutant::NotSentIsSentLate) {

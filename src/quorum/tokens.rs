@@ -29,7 +29,7 @@ pub(super) struct Tokens {
     names: BTreeMap<Name, OfName>,
 }
 
-/// What the proposals for a name have found since the last grant.
+/// The findings of the proposals for a name since the last grant.
 #[derive(Debug, Default)]
 struct OfName {
     /// The highest counter of a server that found a token too low.

@@ -255,7 +255,7 @@ impl<'a> EngineLoop<'a> {
                 None => Ok(()),
             });
             if let Err(fault) = refused {
-                // What its end gives back is sent behind the commands that took it.
+                // Its end may give something back, behind the commands that took it.
                 let more = self.end(ticket, &command, Err(fault), now);
                 outgoing.extend(more);
                 continue;

@@ -33,7 +33,7 @@ fn the_simulated_world_is_outside_of_the_kernel() {
     }
 }
 
-/// What the servers of a quorum decide together is counted above the kernel, without I/O or clock.
+/// Votes and messages of a quorum's servers are counted above the kernel, without I/O or clock.
 #[test]
 fn the_kernel_counts_no_votes_and_no_messages() {
     for (module, source) in library().sources {
