@@ -6,6 +6,7 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::kernel::engine::ServerNo;
+use crate::kernel::undo::Proof;
 
 /// The state of an id's command at one server, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -19,6 +20,17 @@ pub(crate) enum AtServer {
     No,
     /// It may have run, or may run later.
     Unknown,
+}
+
+impl AtServer {
+    /// Returns the reply that ends a release there; `None` if there is nothing to release.
+    pub(crate) fn ends_by(self) -> Option<Proof> {
+        match self {
+            Self::NotSent | Self::No => None,
+            Self::Unknown => Some(Proof::KeySeen),
+            Self::Yes | Self::Asked => Some(Proof::AnyAnswer),
+        }
+    }
 }
 
 /// How many ids are known at least before old ones are looked for.

@@ -155,7 +155,7 @@ impl Kernel {
     }
 
     /// Returns whether several independent servers keep each lock.
-    pub(crate) fn is_quorum(&self) -> bool {
+    pub(super) fn is_quorum(&self) -> bool {
         self.limits.is_quorum
     }
 

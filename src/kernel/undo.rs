@@ -78,7 +78,7 @@ impl Context<'_> {
         ttl: Duration,
         (ends_by, is_place): (Proof, bool),
     ) {
-        let until = self.may_run_until(ttl);
+        let until = may_run_until(ttl, self.now);
         let release = PendingRelease {
             is_place,
             ..PendingRelease::new((0, lock), id, until, ends_by)
@@ -88,12 +88,6 @@ impl Context<'_> {
         } else {
             self.pend(release);
         }
-    }
-
-    /// Returns until when an acquiring command for a lease of this ttl can run, and its key can
-    /// last.
-    pub(super) fn may_run_until(&self, ttl: Duration) -> Instant {
-        self.now.after(ttl.saturating_mul(2).max(RUNS_WITHIN))
     }
 
     /// Adds the release of an ended lease. If it `counts`, the shutdown counts the outcome.
@@ -119,10 +113,10 @@ impl Context<'_> {
         let granted: Option<Box<[AtServer]>> = pending.granted.of(&release.id).map(Into::into);
         drop(pending);
         for server in 0..self.kernel.limits.size.all {
-            let ends_by = match granted.as_ref().map(|at| at[server]) {
-                Some(AtServer::NotSent | AtServer::No) => continue,
-                Some(AtServer::Unknown) => Proof::KeySeen,
-                Some(AtServer::Yes | AtServer::Asked) | None => Proof::AnyAnswer,
+            // It is not known what one has that was forgotten: its commands have ended.
+            let at = granted.as_ref().map_or(AtServer::Yes, |at| at[server]);
+            let Some(ends_by) = at.ends_by() else {
+                continue;
             };
             self.pend_ended(PendingRelease {
                 server,
@@ -159,4 +153,9 @@ impl Context<'_> {
             pending.note_recent(release, self.now);
         }
     }
+}
+
+/// Returns until when an acquiring command for a lease of this ttl can run, and its key can last.
+pub(crate) fn may_run_until(ttl: Duration, now: Instant) -> Instant {
+    now.after(ttl.saturating_mul(2).max(RUNS_WITHIN))
 }

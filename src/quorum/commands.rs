@@ -40,16 +40,8 @@ impl Commands {
             }
             return due;
         }
-        let mut out = Vec::new();
+        let mut turn = Turn::new((kernel, &mut self.engine), members, now, fx);
         loop {
-            let mut turn = Turn {
-                kernel,
-                engine: &mut self.engine,
-                members,
-                now,
-                fx,
-                out,
-            };
             let mut has_ended = false;
             for out in due {
                 if let What::Undo { .. } = out.command.what {
@@ -60,11 +52,10 @@ impl Commands {
                 }
             }
             has_ended |= self.rounds.advance(&kernel.take_left(), &mut turn);
-            out = turn.out;
             if !has_ended {
-                return out;
+                return turn.out;
             }
-            due = self.engine.due(kernel, now, members, fx);
+            due = turn.engine.due(kernel, now, members, turn.fx);
         }
     }
 
@@ -79,14 +70,7 @@ impl Commands {
         members: &dyn Members,
         fx: &mut Effects,
     ) -> Vec<Outgoing> {
-        let mut turn = Turn {
-            kernel,
-            engine: &mut self.engine,
-            members,
-            now,
-            fx,
-            out: Vec::new(),
-        };
+        let mut turn = Turn::new((kernel, &mut self.engine), members, now, fx);
         match self.rounds.ended(ticket, end, &mut turn) {
             Ok(()) => turn.out,
             Err(end) => (self.engine).ended(kernel, ticket, end, [sent, now], members, fx),

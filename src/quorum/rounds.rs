@@ -12,7 +12,7 @@ use crate::kernel::engine::{Engine, Outgoing, ServerNo, Ticket};
 use crate::kernel::fault::Fault;
 use crate::kernel::granted::AtServer;
 use crate::kernel::table::entry_name;
-use crate::kernel::undo::{PendingRelease, Proof};
+use crate::kernel::undo::{PendingRelease, may_run_until};
 use crate::kernel::{Kernel, RUNS_WITHIN};
 use crate::mutant::{Mutant, is_on};
 use crate::protocol::answer::Answer;
@@ -40,7 +40,23 @@ pub(super) struct Turn<'a> {
     pub(super) out: Vec<Outgoing>,
 }
 
-impl Turn<'_> {
+impl<'a> Turn<'a> {
+    pub(super) fn new(
+        (kernel, engine): (&'a Kernel, &'a mut Engine),
+        members: &'a dyn Members,
+        now: Instant,
+        fx: &'a mut Effects,
+    ) -> Self {
+        Self {
+            kernel,
+            engine,
+            members,
+            now,
+            fx,
+            out: Vec::new(),
+        }
+    }
+
     /// The end of a command of the kernel.
     fn end(&mut self, ticket: Ticket, end: Result<Answer, Fault>, sent: Instant) {
         let times = [sent, self.now];
@@ -48,17 +64,11 @@ impl Turn<'_> {
         debug_assert!(more.is_empty(), "renewals are not joined over a quorum");
     }
 
-    /// Returns until when an acquiring command for a lease of this ttl can run, and its key can
-    /// last.
-    fn may_run_until(&self, ttl: Duration) -> Instant {
-        self.now.after(ttl.saturating_mul(2).max(RUNS_WITHIN))
-    }
-
     /// Returns when nothing can be at a server any more under an id whose commands give it this
     /// ttl: the last of them may be under way for a timeout, and so may a release behind it.
     fn forgets_at(&self, ttl: Duration) -> Instant {
         let timeout = self.kernel.limits.command_timeout;
-        self.may_run_until(ttl).after(timeout.saturating_mul(2))
+        may_run_until(ttl, self.now).after(timeout.saturating_mul(2))
     }
 
     /// A change of ttl may run later at a server.
@@ -385,14 +395,15 @@ fn give_back(round: &Round, turn: &mut Turn<'_>) {
     let What::Acquire { ttl, .. } = round.command.what else {
         return;
     };
-    let until = turn.may_run_until(ttl);
+    let until = may_run_until(ttl, turn.now);
     for (server, at) in round.at.iter().enumerate() {
-        let ends_by = match at {
-            AtServer::NotSent | AtServer::No => continue,
-            AtServer::Asked if is_on(Mutant::AskedIsNotUndone) => continue,
-            AtServer::Yes | AtServer::Asked => Proof::AnyAnswer,
-            AtServer::Unknown if is_on(Mutant::UnknownIsNotUndone) => continue,
-            AtServer::Unknown => Proof::KeySeen,
+        let is_forgotten = match at {
+            AtServer::Asked => is_on(Mutant::AskedIsNotUndone),
+            AtServer::Unknown => is_on(Mutant::UnknownIsNotUndone),
+            AtServer::NotSent | AtServer::Yes | AtServer::No => false,
+        };
+        let Some(ends_by) = at.ends_by().filter(|_| !is_forgotten) else {
+            continue;
         };
         let place = (server, &round.command.lock);
         let release = PendingRelease::new(place, &round.id, until, ends_by);
