@@ -65,6 +65,7 @@ impl Caller<'_> {
             deadline,
             holder: self.holder(&terms),
             by_engine: self.settings.cancel.is_some(),
+            side_by_side: runtime.deployment.is_quorum(),
         };
         let mut call = SetAcquire::new(wants, self.start);
         let outcome = running::run(self, &mut call, deadline);

@@ -111,7 +111,7 @@ pub(crate) fn shutdown(runtime: &Runtime, within: Duration) -> ShutdownReport {
     let report = ShutdownReport {
         released: tally.released,
         already_lost: tally.already_lost,
-        unreleased: tally.unreleased + runtime.kernel.unconfirmed(),
+        unreleased: tally.unreleased + runtime.kernel.unconfirmed() + runtime.engine.may_exist(),
         woken,
         dialers: runtime.config.dialers.wait(last),
         is_joined,

@@ -17,7 +17,7 @@ use crate::kernel::holdings::Grant;
 use crate::kernel::lease::{GRACE, LeaseState};
 use crate::kernel::request::{Asked, Flight, Request, RequestNo, RequestState, Sender, Serves};
 use crate::kernel::requests::Receiver;
-use crate::kernel::undo::Proof;
+use crate::kernel::undo::{Counts, Proof};
 use crate::kernel::waiter::{Failure, Outcome, Wait};
 use crate::mutant::{Mutant, is_on};
 use crate::protocol::answer::Answer;
@@ -152,11 +152,14 @@ impl LockEntry {
         let proof = match end {
             Ok(Answer::Granted(_)) => Proof::AnyAnswer,
             Ok(Answer::Refused(_)) if asked.attempt.enters() => Proof::AnyAnswer,
-            Err(fault) if !fault.may_have_run() => return false,
-            Ok(Answer::Refused(_) | Answer::Busy(_) | Answer::Skipped) => return false,
+            Err(fault) if !fault.may_have_run() => {
+                cx.forget_attempt(&asked.id);
+                return false;
+            }
+            Ok(Answer::Refused(_) | Answer::Busy { .. } | Answer::Skipped) => return false,
             _ => Proof::KeySeen,
         };
-        cx.undo(&asked.lock, &asked.id, asked.ttl, (proof, false));
+        cx.undo(&asked.lock, &asked.id, asked.ttl, (proof, Counts::Lease));
         true
     }
 
@@ -179,8 +182,8 @@ impl LockEntry {
             }
             Ok(Answer::Refused(by)) => self.refused(n, &flight, by, sent, cx),
             Ok(Answer::Skipped) => self.skipped(n, &flight, sent, cx),
-            Ok(Answer::Busy(pause)) => {
-                self.busy(n, &flight, pause, sent, cx);
+            Ok(Answer::Busy { pause, cause }) => {
+                self.busy(n, &flight, (pause, cause), sent, cx);
                 ForCaller::GoesOn
             }
             Err(Fault::NotReplicated(error)) => {
@@ -197,7 +200,7 @@ impl LockEntry {
                 ForCaller::of(self.fail(n, is_caller, Failure::Rejected(error), cx))
             }
             Err(fault) if !fault.may_have_run() => {
-                cx.kernel.table.forget_id(&flight.id);
+                cx.forget_attempt(&flight.id);
                 ForCaller::of(self.not_answered(n, is_caller, sent, fault, cx))
             }
             end => {
@@ -380,7 +383,9 @@ impl LockEntry {
             if let RequestState::Due(at) = self.requests[n].state
                 && at > cx.now
             {
-                self.set_due(n, cx.now);
+                // Calls that each hold a part of a lock would all ask in the same moment again.
+                let pauses_until = self.requests[n].busy.map_or(cx.now, |busy| busy.until);
+                self.set_due(n, at.min(pauses_until.max(cx.now)));
             }
         }
     }

@@ -6,11 +6,10 @@ use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::kernel::bounds::{Bound, at_most};
 use crate::kernel::command::{Command, What};
-use crate::kernel::engine::ServerNo;
 use crate::kernel::fault::Fault;
 use crate::kernel::groups::{GroupNo, joins_after, pause, pause_unanswered};
 use crate::kernel::pending::{News, PendingReleases, name_of, note_answered};
-use crate::kernel::undo::{PendingRelease, Proof};
+use crate::kernel::undo::{Counts, Proof};
 use crate::mutant::{Mutant, is_on};
 use crate::protocol::answer::{Answer, Undone};
 use crate::protocol::primitive::Primitive;
@@ -21,10 +20,18 @@ const MOST_IDS: usize = 256;
 /// The releases that one command carries.
 #[derive(Debug)]
 pub(crate) struct Batch {
-    pub(crate) server: ServerNo,
     group: GroupNo,
     sent: Instant,
     releases: Vec<(u64, HolderId)>,
+}
+
+/// What the end of a command for many releases means.
+#[derive(Debug, Default)]
+pub(crate) struct Settled {
+    /// The lock, if something was removed: it may be free.
+    pub(crate) freed: Option<Arc<dyn Primitive>>,
+    /// The releases that have their first answer, and whether they have released something.
+    pub(crate) answered: Vec<(HolderId, bool)>,
 }
 
 impl PendingReleases {
@@ -73,7 +80,6 @@ impl PendingReleases {
         let ids = releases.iter().map(|(_, id)| id.clone()).collect();
         let command = Command::new(&of_lock.lock, What::Undo { ids });
         let batch = Batch {
-            server: of_lock.server,
             group,
             sent: now,
             releases,
@@ -82,19 +88,20 @@ impl PendingReleases {
     }
 
     /// Records the end of a batch.
-    ///
-    /// Returns the lock if something was removed: it may be free.
     pub(crate) fn settle(
         &mut self,
         batch: &Batch,
         end: Result<Answer, Fault>,
         now: Instant,
-    ) -> Option<Arc<dyn Primitive>> {
+    ) -> Settled {
+        let mut answered = Vec::new();
         let group = self.groups.get(batch.group);
         let lock = group.map(|group| Arc::clone(&group.lock));
         let has_removed = matches!(&end, Ok(Answer::Undone(it)) if !it.removed.is_empty());
         match end {
-            Ok(Answer::Undone(undone)) => self.settle_undone(batch, &undone, now),
+            Ok(Answer::Undone(undone)) => {
+                answered = self.settle_undone(batch, &undone, now);
+            }
             end => {
                 let may_have_run = end.err().is_none_or(|fault| fault.may_have_run());
                 for (serial, _) in &batch.releases {
@@ -116,10 +123,20 @@ impl PendingReleases {
             }
         }
         self.groups.plan(batch.group);
-        lock.filter(|_| has_removed)
+        Settled {
+            freed: lock.filter(|_| has_removed),
+            answered,
+        }
     }
 
-    fn settle_undone(&mut self, batch: &Batch, undone: &Undone, now: Instant) {
+    /// Returns the releases with their first answers.
+    fn settle_undone(
+        &mut self,
+        batch: &Batch,
+        undone: &Undone,
+        now: Instant,
+    ) -> Vec<(HolderId, bool)> {
+        let mut answered = Vec::new();
         let has_moved = self.has_moved_since(batch.sent);
         for (n, (serial, _)) in batch.releases.iter().enumerate() {
             let was_removed = undone.removed.contains(&n);
@@ -129,12 +146,13 @@ impl PendingReleases {
             let is_first = !std::mem::replace(&mut pending.was_answered, true);
             if is_first {
                 let release = &pending.release;
+                let was_released = was_removed || pending.may_have_run;
                 self.awaited -= usize::from(pending.is_awaited);
-                if release.counts.is_some() {
-                    let was_released = was_removed || pending.may_have_run;
-                    self.counting.count(&release.id, was_released);
+                if release.counts == Counts::AtShutdown {
+                    self.tally.count(was_released);
                 }
                 note_answered(&mut self.unanswered, &name_of(release));
+                answered.push((release.id.clone(), was_released));
             }
             let news = pending.news.take().filter(|_| !was_removed);
             if news.is_some() || has_moved {
@@ -146,13 +164,12 @@ impl PendingReleases {
             }
             let any = is_on(Mutant::KeySeenIsAnyAnswer);
             if was_removed || any || pending.release.ends_by == Proof::AnyAnswer {
-                let ends_by = Proof::AnyAnswer;
-                let recent = PendingRelease {
-                    ends_by,
-                    counts: None,
-                    ..pending.release.clone()
-                };
-                self.ended.note(recent.server, &recent.id, now);
+                let mut recent = pending.release.clone();
+                recent.ends_by = Proof::AnyAnswer;
+                if recent.counts == Counts::AtShutdown {
+                    recent.counts = Counts::Lease;
+                }
+                self.ended.note(&recent.id, now);
                 self.ended.note_recent(recent, now);
                 self.remove(*serial);
             } else {
@@ -168,5 +185,6 @@ impl PendingReleases {
         {
             self.send_next(serial);
         }
+        answered
     }
 }

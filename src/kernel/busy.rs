@@ -14,9 +14,7 @@ use crate::mutant::{Mutant, is_on};
 use crate::protocol::refusal::RefusedName;
 
 /// Returns why a call fails that began at `since`, if nobody was known to have the lock until now.
-pub(crate) fn no_holder_since(since: Instant) -> Failure {
-    let cause = "the servers keep keys of several holders, none of them on a majority: look for \
-                 keys without an expiry";
+pub(crate) fn no_holder_since(since: Instant, cause: &'static str) -> Failure {
     Failure::Unreachable {
         since: Some(since),
         cause: Some(Cause::text(cause)),
@@ -30,11 +28,11 @@ impl LockEntry {
         &mut self,
         n: RequestNo,
         flight: &Flight,
-        pause: Duration,
+        (pause, cause): (Duration, &'static str),
         sent: Instant,
         cx: &mut Context<'_>,
     ) {
-        cx.kernel.table.forget_id(&flight.id);
+        cx.forget_attempt(&flight.id);
         if pause.is_zero() {
             return self.ask_again(n, sent, cx);
         }
@@ -58,7 +56,7 @@ impl LockEntry {
         request.busy = (!is_too_long).then_some(Busy { since, until: at });
         drop(request);
         if is_too_long {
-            self.fail(n, false, no_holder_since(since), cx);
+            self.fail(n, false, no_holder_since(since, cause), cx);
             return;
         }
         self.set_due(n, at);

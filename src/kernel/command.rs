@@ -76,7 +76,7 @@ pub(crate) enum Attempt {
     Once,
     /// Joins the queue if it is refused. Whether the place has an inbox.
     Enter(Listens),
-    /// Proposes this token to one server of a quorum.
+    /// Proposes this token.
     Propose(u64),
 }
 

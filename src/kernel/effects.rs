@@ -37,8 +37,7 @@ pub(crate) struct Effects {
     /// Names for whose messages nobody waits any more, unless somebody has listened under a higher
     /// number.
     pub(crate) unlisten: Vec<(Name, u64)>,
-    /// Releases that the engine, which has ended, cannot send: each is sent once, to all servers of
-    /// a quorum.
+    /// Releases that the engine, which has ended, cannot send: each is sent once.
     pub(crate) orphans: Vec<Command>,
     /// Wholes that have ended with one of their parts: the other parts are given up.
     pub(crate) over: Vec<Arc<dyn PartListener>>,

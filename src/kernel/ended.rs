@@ -1,12 +1,11 @@
 //! The releases that have ended: what a shutdown has found, and which may have to be repeated.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::kernel::bounds::{Bound, at_most};
-use crate::kernel::engine::ServerNo;
 use crate::kernel::undo::PendingRelease;
 
 /// The most releases that are repeated after a failover. Beyond that, the oldest are forgotten: at
@@ -31,21 +30,21 @@ pub(crate) struct Ended {
     /// master.
     pub(super) recent: VecDeque<(Instant, PendingRelease)>,
     /// Releases that have ended, and when: a reply that was sent before may still name their ids.
-    ended: VecDeque<(Instant, ServerNo, HolderId)>,
+    ended: VecDeque<(Instant, HolderId)>,
     /// The ids of the recent releases that were too many.
     #[cfg(sim)]
     pub(crate) forgotten: std::collections::HashSet<HolderId>,
 }
 
 impl Ended {
-    pub(super) fn note(&mut self, server: ServerNo, id: &HolderId, now: Instant) {
+    pub(super) fn note(&mut self, id: &HolderId, now: Instant) {
         let old = now.before(ENDED_FOR);
-        while let Some((at, ..)) = self.ended.front()
+        while let Some((at, _)) = self.ended.front()
             && (*at < old || self.ended.len() >= at_most(Bound::Ended, MOST_ENDED))
         {
             self.ended.pop_front();
         }
-        self.ended.push_back((now, server, id.clone()));
+        self.ended.push_back((now, id.clone()));
     }
 
     /// Keeps a release that was answered: a replica that becomes the master may not have it.
@@ -67,13 +66,13 @@ impl Ended {
 
     /// Returns whether a release of this id has ended.
     pub(super) fn has(&self, id: &HolderId) -> bool {
-        self.ended.iter().any(|(.., ended)| ended == id)
+        self.ended.iter().any(|(_, ended)| ended == id)
     }
 
-    /// Returns whether a release of this id at a server has ended since then.
-    pub(super) fn has_since(&self, server: ServerNo, id: &[u8], since: Instant) -> bool {
-        let mut ended = self.ended.iter().rev().take_while(|(at, ..)| *at >= since);
-        ended.any(|(_, of, ended)| *of == server && ended.as_str().as_bytes() == id)
+    /// Returns whether a release of this id has ended since then.
+    pub(super) fn has_since(&self, id: &[u8], since: Instant) -> bool {
+        let mut ended = self.ended.iter().rev().take_while(|(at, _)| *at >= since);
+        ended.any(|(_, ended)| ended.as_str().as_bytes() == id)
     }
 }
 
@@ -85,53 +84,14 @@ pub(crate) struct Tally {
     pub(crate) unreleased: usize,
 }
 
-/// The leases whose releases a shutdown counts.
-#[derive(Debug, Default)]
-pub(super) struct Counting {
-    pub(super) tally: Tally,
-    /// Those that too few servers have answered about.
-    open: HashMap<HolderId, Counted>,
-}
-
-/// The releases of a lease that a shutdown counts.
-#[derive(Debug, Default)]
-struct Counted {
-    /// The servers without an answer.
-    open: usize,
-    /// Those at which the lease was released.
-    released: usize,
-    needed: usize,
-}
-
-impl Counting {
-    /// Adds one release of a lease; `needed` of them must find it.
-    pub(super) fn add(&mut self, id: &HolderId, needed: usize) {
-        let counted = self.open.entry(id.clone()).or_default();
-        self.tally.unreleased += usize::from(counted.open == 0);
-        counted.open += 1;
-        counted.needed = needed;
-    }
-
-    /// Counts the answer of a server.
-    pub(super) fn count(&mut self, id: &HolderId, was_released: bool) {
-        let Some(counted) = self.open.get_mut(id) else {
-            return;
-        };
-        counted.open -= 1;
-        counted.released += usize::from(was_released);
-        let is_released = counted.released >= counted.needed;
-        if is_released || counted.open == 0 {
-            self.open.remove(id);
-            self.tally.unreleased -= 1;
-            if is_released {
-                self.tally.released += 1
-            } else {
-                self.tally.already_lost += 1
-            }
+impl Tally {
+    /// Counts the first answer about a lease.
+    pub(super) fn count(&mut self, was_released: bool) {
+        self.unreleased -= 1;
+        if was_released {
+            self.released += 1
+        } else {
+            self.already_lost += 1
         }
-    }
-
-    pub(super) fn is_over(&self) -> bool {
-        self.open.is_empty()
     }
 }

@@ -28,7 +28,6 @@ use crate::kernel::request::{Asked, RequestNo, Serves};
 use crate::kernel::schedule::Item;
 use crate::kernel::steps::{count_step, decided};
 use crate::kernel::table::entry_name;
-use crate::kernel::undo::PendingRelease;
 use crate::kernel::unlock::release_command;
 use crate::mutant::{Mutant, is_on};
 use crate::name::Name;
@@ -36,13 +35,9 @@ use crate::protocol::answer::Answer;
 
 pub(crate) type Ticket = u64;
 
-/// The number of a server of a quorum; 0 elsewhere.
-pub(crate) type ServerNo = usize;
-
 /// A command that the engine's thread must send.
 #[derive(Debug)]
 pub(crate) struct Outgoing {
-    pub(crate) server: ServerNo,
     pub(crate) ticket: Ticket,
     pub(crate) command: Command,
 }
@@ -166,13 +161,13 @@ impl Engine {
         if let Some(cell) = lease.take_release() {
             let command = release_command(&lease);
             let purpose = Purpose::Release(Arc::clone(&lease), cell);
-            self.send(0, command, purpose, turn);
+            self.send(command, purpose, turn);
         }
         if turn.cx.look_at_whole(&lease)
             && let Some((command, work)) = lease.begin_work(now, turn.cx.fx)
             && let Some((command, work)) = renewals.add(command, work, turn.route)
         {
-            self.send(0, command, Purpose::Lease(work), turn);
+            self.send(command, Purpose::Lease(work), turn);
         }
         lease.rearm(&mut turn.cx);
         turn.cx.fx.discard.push(Discard::Lease(lease));
@@ -181,57 +176,22 @@ impl Engine {
     fn ask(&mut self, name: &Name, turn: &mut Turn<'_>) {
         let work = turn.cx.with_existing(name, LockEntry::due);
         for (command, purpose) in work.into_iter().flatten() {
-            self.send(0, command, purpose, turn);
+            self.send(command, purpose, turn);
         }
     }
 
     fn undo(&mut self, turn: &mut Turn<'_>) {
         let now = turn.cx.now;
         for (command, batch) in turn.cx.with_pending(|pending, _| pending.take_due(now)) {
-            self.send(batch.server, command, Purpose::Undo(batch), turn);
+            self.send(command, Purpose::Undo(batch), turn);
         }
     }
 
-    /// Returns a number for a command.
-    pub(crate) fn ticket(&mut self) -> Ticket {
+    pub(super) fn send(&mut self, command: Command, purpose: Purpose, turn: &mut Turn<'_>) {
         self.last_ticket += 1;
-        self.last_ticket
-    }
-
-    /// Adds a pending release, and returns its command, to be sent at once: behind its acquiring
-    /// command.
-    pub(crate) fn undo_now(
-        &mut self,
-        kernel: &Kernel,
-        release: PendingRelease,
-        now: Instant,
-        fx: &mut Effects,
-    ) -> Option<Outgoing> {
-        let pushed = (kernel.at(now, fx)).with_pending(|pending, _| pending.push_now(release, now));
-        let (command, batch) = pushed?;
-        let (server, ticket) = (batch.server, self.ticket());
-        self.in_flight.insert(ticket, Purpose::Undo(batch));
-        Some(Outgoing {
-            server,
-            ticket,
-            command,
-        })
-    }
-
-    pub(super) fn send(
-        &mut self,
-        server: ServerNo,
-        command: Command,
-        purpose: Purpose,
-        turn: &mut Turn<'_>,
-    ) {
-        let ticket = self.ticket();
+        let ticket = self.last_ticket;
         self.in_flight.insert(ticket, purpose);
-        turn.out.push(Outgoing {
-            server,
-            ticket,
-            command,
-        });
+        turn.out.push(Outgoing { ticket, command });
     }
 
     /// Returns whether a command may be sent now: for the first time, to another server, or with
@@ -313,11 +273,10 @@ impl Engine {
             Purpose::Release(lease, cell) => cx.release_ended(lease, &cell, end, sent),
             Purpose::Undo(batch) => {
                 let now = cx.now;
-                let undone = cx.with_pending(|pending, _| pending.settle(&batch, end, now));
+                let settled = cx.with_pending(|pending, _| pending.settle(&batch, end, now));
                 let wrong = is_on(Mutant::UndoneUnderPending);
                 let _wrong = wrong.then(|| cx.kernel.pending.lock());
-                // Over a quorum, each attempt that fails is undone at some servers.
-                if let Some(lock) = undone.filter(|_| !cx.kernel.is_quorum()) {
+                if let Some(lock) = settled.freed {
                     cx.with_existing(lock.key(0).name, LockEntry::undone);
                 }
             }

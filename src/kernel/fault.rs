@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::error::{Cause, Error};
+use crate::protocol::answer::Answer;
 
 /// Why a call has no result.
 #[derive(Clone, Debug)]
@@ -126,5 +127,14 @@ impl fmt::Display for Fault {
             Self::Open(open) => Error::from(OpenCircuit::clone(open)).fmt(f),
             Self::NotReplicated(error) | Self::Rejected(error) => error.fmt(f),
         }
+    }
+}
+
+/// Returns the end of a command of a lease. A key of another type is one that another program has
+/// replaced: the lease is lost.
+pub(crate) fn end_for_lease(end: Result<Answer, Fault>) -> Result<Answer, Fault> {
+    match end {
+        Err(Fault::Rejected(Error::WrongType { .. })) => Ok(Answer::Foreign(Vec::new())),
+        end => end,
     }
 }

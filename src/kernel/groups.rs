@@ -1,4 +1,4 @@
-//! The pending releases of a lock at a server: when one command is sent for many of them.
+//! The pending releases of a lock: when one command is sent for many of them.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{Hash, Hasher};
@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::kernel::engine::ServerNo;
 use crate::protocol::primitive::{AtRelease, Primitive};
 
 /// The pause between the first tries of a release.
@@ -25,7 +24,7 @@ pub(super) type GroupNo = u64;
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     groups: HashMap<GroupNo, Group>,
-    by_lock: HashMap<(ServerNo, SameKeys), GroupNo>,
+    by_lock: HashMap<SameKeys, GroupNo>,
     due: BTreeSet<(Instant, GroupNo)>,
     /// No pause separates two commands of a group.
     is_closing: bool,
@@ -34,7 +33,6 @@ pub(super) struct Groups {
 /// The releases of one lock.
 #[derive(Debug)]
 pub(super) struct Group {
-    pub(super) server: ServerNo,
     pub(super) lock: Arc<dyn Primitive>,
     /// The releases that are not in flight, by due time.
     pub(super) order: BTreeSet<(Instant, u64)>,
@@ -84,9 +82,8 @@ pub(super) fn pause_unanswered(age: Duration) -> Duration {
 }
 
 impl Groups {
-    pub(super) fn find(&self, server: ServerNo, lock: &Arc<dyn Primitive>) -> Option<GroupNo> {
-        let keys = (server, SameKeys(Arc::clone(lock)));
-        self.by_lock.get(&keys).copied()
+    pub(super) fn find(&self, lock: &Arc<dyn Primitive>) -> Option<GroupNo> {
+        self.by_lock.get(&SameKeys(Arc::clone(lock))).copied()
     }
 
     pub(super) fn get(&self, group: GroupNo) -> Option<&Group> {
@@ -94,17 +91,10 @@ impl Groups {
     }
 
     /// Adds a release that is due now to the group of its lock.
-    pub(super) fn add(
-        &mut self,
-        serial: u64,
-        server: ServerNo,
-        lock: &Arc<dyn Primitive>,
-        now: Instant,
-    ) -> GroupNo {
-        let keys = (server, SameKeys(Arc::clone(lock)));
+    pub(super) fn add(&mut self, serial: u64, lock: &Arc<dyn Primitive>, now: Instant) -> GroupNo {
+        let keys = SameKeys(Arc::clone(lock));
         let no = *self.by_lock.entry(keys).or_insert(serial);
         let group = self.groups.entry(no).or_insert_with(|| Group {
-            server,
             lock: Arc::clone(lock),
             order: BTreeSet::new(),
             size: 0,
@@ -176,7 +166,7 @@ impl Groups {
         };
         self.due.remove(&(group.next, no));
         if group.size == 0 {
-            let keys = (group.server, SameKeys(Arc::clone(&group.lock)));
+            let keys = SameKeys(Arc::clone(&group.lock));
             self.by_lock.remove(&keys);
             self.groups.remove(&no);
             return;

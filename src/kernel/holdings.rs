@@ -14,7 +14,7 @@ use crate::kernel::lease::{LeaseState, LeaseStatus, NoHandoff};
 use crate::kernel::part::Part;
 use crate::kernel::request::{Request, RequestNo, RequestState, Serves};
 use crate::kernel::requests::Receiver;
-use crate::kernel::undo::Proof;
+use crate::kernel::undo::{Counts, Proof};
 use crate::kernel::unlock::named;
 use crate::kernel::waiter::{Failure, Outcome, WaiterNo};
 use crate::lost::Lost;
@@ -47,7 +47,12 @@ impl LockEntry {
     ) {
         assert!(!self.holds(id), "a lease is never undone");
         let is_place = matches!(request.state, RequestState::Queued(_));
-        cx.undo(&request.lock, id, request.key_may_get(), (proof, is_place));
+        let counts = if is_place {
+            Counts::Nothing
+        } else {
+            Counts::Lease
+        };
+        cx.undo(&request.lock, id, request.key_may_get(), (proof, counts));
     }
 
     /// Holds what was granted. This client's other leases that exclude it are lost.
@@ -220,18 +225,23 @@ impl LockEntry {
             self.last.held_until(cx.now, Arc::new(named(lease)));
         }
         if status != LeaseStatus::Lost(Lost::ShutDown) {
-            self.release_later(lease, false, cx);
+            self.release_later(lease, Counts::Lease, cx);
         }
     }
 
     /// A lease has ended without a release that its holder sends: the engine releases it.
     pub(super) fn release_unsent(&mut self, lease: &Arc<HeldLease>, cx: &mut Context<'_>) {
         self.ended(lease, cx.now, cx);
-        self.release_later(lease, false, cx);
+        self.release_later(lease, Counts::Lease, cx);
     }
 
     /// Leaves the release of an ended lease to the engine.
-    pub(super) fn release_later(&self, lease: &Arc<HeldLease>, counts: bool, cx: &mut Context<'_>) {
+    pub(super) fn release_later(
+        &self,
+        lease: &Arc<HeldLease>,
+        counts: Counts,
+        cx: &mut Context<'_>,
+    ) {
         assert!(!self.holds(&lease.id), "a lease is never undone");
         cx.release_later(lease, counts);
     }
@@ -256,7 +266,7 @@ impl LockEntry {
             let lease = held.lease;
             lease.lose(Lost::ShutDown, cx);
             if lease.status(cx.now, cx.fx) == LeaseStatus::Lost(Lost::ShutDown) {
-                self.release_later(&lease, true, cx);
+                self.release_later(&lease, Counts::AtShutdown, cx);
             }
             cx.fx.discard.push(Discard::Lease(lease));
         }

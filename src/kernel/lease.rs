@@ -8,7 +8,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::error::Error;
 use crate::kernel::answers::unexpected;
 use crate::kernel::command::{Command, What};
 use crate::kernel::context::Context;
@@ -307,15 +306,6 @@ impl Inner {
                 }
             }
         }
-    }
-}
-
-/// Returns the end of a command of a lease. A key of another type is one that another program has
-/// replaced: the lease is lost.
-pub(crate) fn end_for_lease(end: Result<Answer, Fault>) -> Result<Answer, Fault> {
-    match end {
-        Err(Fault::Rejected(Error::WrongType { .. })) => Ok(Answer::Foreign(Vec::new())),
-        end => end,
     }
 }
 

@@ -27,7 +27,6 @@ pub(crate) mod engine;
 pub(crate) mod entry;
 pub(crate) mod fault;
 pub(crate) mod few;
-pub(crate) mod granted;
 pub(crate) mod groups;
 pub(crate) mod held;
 pub(crate) mod holder;
@@ -56,6 +55,7 @@ pub(crate) mod waiters;
 pub(crate) mod wall;
 pub(crate) mod watch;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -69,9 +69,7 @@ use crate::kernel::held::HeldLease;
 use crate::kernel::pending::PendingReleases;
 use crate::kernel::schedule::Schedule;
 use crate::kernel::table::{LockTable, entry_name};
-use crate::kernel::undo::PendingRelease;
 use crate::kernel::wall::WallClock;
-use crate::majority::Majority;
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;
 use crate::sync::Mutex;
@@ -94,12 +92,7 @@ pub(crate) struct Limits {
     pub(crate) replies_are_final: bool,
     /// The engine sends the commands of calls and the releases, not the program's threads.
     pub(crate) engine_sends: bool,
-    /// The servers of a quorum; one elsewhere.
-    pub(crate) size: Majority,
-    /// A majority of the servers decides, even of one server.
-    pub(crate) is_quorum: bool,
-    /// The wall clock at [`Instant::START`], in µs: for the tokens that are proposed to a quorum,
-    /// and to notice if it runs ahead.
+    /// The wall clock at [`Instant::START`], in µs: to notice if it runs ahead.
     pub(crate) wall: u64,
 }
 
@@ -154,11 +147,6 @@ impl Kernel {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// Returns whether several independent servers keep each lock.
-    pub(super) fn is_quorum(&self) -> bool {
-        self.limits.is_quorum
-    }
-
     pub(super) fn fresh_id(&self, lock: &dyn Primitive) -> HolderId {
         lock.fresh_id(&self.owner)
     }
@@ -169,11 +157,6 @@ impl Kernel {
         may_be_own.then(|| HolderId::parse(id)).flatten()
     }
 
-    /// Returns the wall clock, in µs: that of the start, and the time since.
-    pub(crate) fn wall(&self, now: Instant) -> u64 {
-        self.limits.wall.saturating_add(now.as_nanos() / 1000)
-    }
-
     /// Returns the ids of acquiring commands that have come to serve nobody: what sends them for
     /// the engine may end them.
     pub(crate) fn take_left(&self) -> Vec<HolderId> {
@@ -182,17 +165,19 @@ impl Kernel {
 
     /// Makes the sender of the engine's commands look at them at this instant.
     pub(crate) fn wake_sender_at(&self, at: Instant, now: Instant, fx: &mut Effects) {
-        self.at(now, fx).wake_sender_at(at);
+        if at < Instant::NEVER {
+            self.at(now, fx).wake_sender_at(at);
+        }
+    }
+
+    /// Returns whether a shutdown waits for the releases that were pending before it.
+    pub(crate) fn awaits_open(&self) -> bool {
+        self.pending.lock().awaits_open
     }
 
     /// A change to this ttl may run later.
     pub(crate) fn limit(&self, lock: &dyn Primitive, id: &HolderId, ttl: Duration) {
         self.with_lease(lock, id, |lease| lease.limit(ttl));
-    }
-
-    /// Returns whether a lease is certainly held at `now`.
-    pub(crate) fn is_valid(&self, lock: &dyn Primitive, id: &HolderId, now: Instant) -> bool {
-        self.with_lease(lock, id, |lease| lease.remaining(now).is_some()) == Some(true)
     }
 
     fn with_lease<T>(
@@ -206,16 +191,6 @@ impl Kernel {
         let mut held = shard.get(name)?.held.iter();
         let held = held.find(|held| held.lease.id == *id)?;
         Some(act(&held.lease))
-    }
-
-    /// Adds a pending release of a command that has been given up.
-    pub(crate) fn undo_later(&self, release: PendingRelease, now: Instant, fx: &mut Effects) {
-        (self.at(now, fx)).with_pending(|pending, _| pending.push(release, now));
-    }
-
-    /// Releases what an ended lease has left at a server.
-    pub(crate) fn release_at(&self, release: PendingRelease, now: Instant, fx: &mut Effects) {
-        self.at(now, fx).pend_ended(release);
     }
 
     /// Returns a number for a call, a request or a lease.
@@ -282,7 +257,9 @@ impl Kernel {
 
     /// Returns how many leases may exist because their release has no reply.
     pub(crate) fn unconfirmed(&self) -> usize {
-        self.pending.lock().unconfirmed(self.limits.size)
+        let pending = self.pending.lock();
+        let ids: HashSet<&HolderId> = pending.unconfirmed().collect();
+        ids.len()
     }
 
     /// Returns whether Redis has answered about each lease that the shutdown has ended.

@@ -17,18 +17,15 @@ use crate::kernel::RUNS_WITHIN;
 use crate::kernel::batch::Batch;
 use crate::kernel::bounds::{Bound, at_most};
 use crate::kernel::command::Command;
-use crate::kernel::ended::{Counting, Ended, Tally};
-use crate::kernel::engine::ServerNo;
-use crate::kernel::granted::GrantedIds;
+use crate::kernel::ended::{Ended, Tally};
 use crate::kernel::groups::{GroupNo, Groups, UNANSWERED};
 use crate::kernel::table::entry_name;
-use crate::kernel::undo::{PendingRelease, Proof};
-use crate::majority::Majority;
+use crate::kernel::undo::{Counts, PendingRelease, Proof};
 use crate::mutant::{Mutant, is_on};
 use crate::name::{Name, NameTable};
 use crate::protocol::primitive::Primitive;
 
-/// The most releases of one lock at one server whose acquiring commands may still run. Beyond that,
+/// The most releases of one lock whose acquiring commands may still run. Beyond that,
 /// the oldest is forgotten: if its command runs after all, what it takes stays for its ttl.
 const MOST_KEY_SEEN: usize = 16_384;
 
@@ -37,23 +34,23 @@ const MOST_KEY_SEEN: usize = 16_384;
 pub(crate) struct PendingReleases {
     pub(super) pending: HashMap<u64, Pending>,
     pub(super) groups: Groups,
-    /// The releases of each id: several over a quorum.
+    /// The releases of each id: one for each lock.
     ids: HashMap<HolderId, Vec<u64>>,
     /// The releases of a name that no reply has answered yet.
     pub(super) unanswered: NameTable<usize>,
     /// When each release ends.
     ends: BTreeSet<(Instant, u64)>,
     serial: u64,
-    pub(super) counting: Counting,
+    pub(super) tally: Tally,
     /// The undos that a shutdown waits for: no reply has answered them.
     pub(super) awaited: usize,
     is_closing: bool,
+    /// A shutdown waits for the releases of before, too.
+    pub(crate) awaits_open: bool,
     has_ended: bool,
     /// When the client last learnt that another server is the master.
     moved_at: Option<Instant>,
     pub(crate) ended: Ended,
-    /// The ids that were granted, by the servers of a quorum.
-    pub(crate) granted: GrantedIds,
     /// The ids of the releases that were too many.
     #[cfg(sim)]
     pub(crate) forgotten: std::collections::HashSet<HolderId>,
@@ -92,11 +89,11 @@ impl PendingReleases {
         pending
     }
 
-    /// Returns whether this is the id of a release at a server that is pending, or has ended since
-    /// `sent`: it refuses nobody.
-    pub(crate) fn had_since(&self, server: ServerNo, id: &[u8], sent: Instant) -> bool {
-        let has_ended = self.ended.has_since(server, id, sent);
-        self.has_at(server, id) || has_ended && !is_on(Mutant::EndedUndoRefuses)
+    /// Returns whether this is the id of a release that is pending, or has ended since `sent`: it
+    /// refuses nobody.
+    pub(crate) fn had_since(&self, id: &[u8], sent: Instant) -> bool {
+        let has_ended = self.ended.has_since(id, sent);
+        self.has(id) || has_ended && !is_on(Mutant::EndedUndoRefuses)
     }
 
     /// Returns whether this is the id of a release that has ended.
@@ -110,18 +107,15 @@ impl PendingReleases {
         self.ids.contains_key(id) || self.ended.has(id)
     }
 
-    /// Returns whether this is the id of a pending release at a server.
-    pub(crate) fn has_at(&self, server: ServerNo, id: &[u8]) -> bool {
-        HolderId::parse(id).is_some_and(|id| {
-            let mut found = self.serials(&id).filter_map(|it| self.pending.get(&it));
-            found.any(|it| it.release.server == server)
-        })
+    /// Returns whether this is the id of a pending release.
+    pub(crate) fn has(&self, id: &[u8]) -> bool {
+        HolderId::parse(id).is_some_and(|id| self.ids.contains_key(&id))
     }
 
     /// Returns whether an id has a pending release for this lock.
     #[cfg(sim)]
     pub(crate) fn has_for(&self, lock: &Arc<dyn Primitive>, id: &HolderId) -> bool {
-        self.serial_of(0, lock, id).is_some()
+        self.serial_of(lock, id).is_some()
     }
 
     /// Returns the releases of an id.
@@ -129,9 +123,9 @@ impl PendingReleases {
         self.ids.get(id).into_iter().flatten().copied()
     }
 
-    /// Returns the release of an id for a lock at a server.
-    fn serial_of(&self, server: ServerNo, lock: &Arc<dyn Primitive>, id: &HolderId) -> Option<u64> {
-        self.serial(id, self.groups.find(server, lock)?)
+    /// Returns the release of an id for a lock.
+    fn serial_of(&self, lock: &Arc<dyn Primitive>, id: &HolderId) -> Option<u64> {
+        self.serial(id, self.groups.find(lock)?)
     }
 
     /// Returns the release of an id in a group.
@@ -154,30 +148,26 @@ impl PendingReleases {
         self.pending.is_empty()
     }
 
-    /// Returns how many leases may exist because their release has no reply, except those that the
-    /// shutdown counts: too few servers of a deployment of this `size` have released them.
-    pub(crate) fn unconfirmed(&self, size: Majority) -> usize {
-        let mut servers: HashMap<&HolderId, usize> = HashMap::new();
-        for pending in self.pending.values() {
-            let release = &pending.release;
-            if !release.is_place && release.counts.is_none() && !pending.was_answered {
-                *servers.entry(&release.id).or_default() += 1;
-            }
-        }
-        let may_exist = servers
-            .values()
-            .filter(|held| size.all < **held + size.needed);
-        may_exist.count()
+    /// Returns the ids of the leases that may exist because their release has no reply, except
+    /// those that the shutdown counts. Walks all releases.
+    pub(crate) fn unconfirmed(&self) -> impl Iterator<Item = &HolderId> {
+        let open = self.pending.values().filter(|it| it.is_open());
+        open.map(|it| &it.release.id)
     }
 
     /// Returns whether a shutdown waits for no reply any more: about the leases that it counts, and
     /// about commands that ended after it began.
     pub(crate) fn has_counted(&self) -> bool {
-        self.counting.is_over() && self.awaited == 0
+        self.tally.unreleased == 0 && self.awaited == 0
     }
 
     pub(crate) fn tally(&self) -> Tally {
-        self.counting.tally
+        self.tally
+    }
+
+    /// Returns whether no reply is awaited, and nothing is due at `now`.
+    pub(crate) fn is_idle(&self, now: Instant) -> bool {
+        self.next() > now && self.awaited == 0
     }
 
     /// From now on all releases are sent without pauses before their first try, and those of leases
@@ -191,7 +181,8 @@ impl PendingReleases {
     }
 
     /// A shutdown waits for a reply to the releases of leases that no reply has answered.
-    pub(super) fn await_open(&mut self) {
+    pub(crate) fn await_open(&mut self) {
+        self.awaits_open = true;
         for serial in self.open() {
             if let Some(pending) = self.pending.get_mut(&serial)
                 && !std::mem::replace(&mut pending.is_awaited, true)
@@ -204,9 +195,7 @@ impl PendingReleases {
 
     /// Returns the releases of leases that no reply has answered, but for those that are counted.
     fn open(&self) -> Vec<u64> {
-        let is_open =
-            |it: &Pending| !it.was_answered && !it.release.is_place && it.release.counts.is_none();
-        let open = self.pending.iter().filter(|(_, it)| is_open(it));
+        let open = self.pending.iter().filter(|(_, it)| it.is_open());
         open.map(|(serial, _)| *serial).collect()
     }
 
@@ -220,7 +209,7 @@ impl PendingReleases {
     /// Adds a release, which is due at once, or after the pause since the last command for its
     /// lock. A second one of an id sharpens the first, and prolongs it.
     pub(crate) fn push(&mut self, release: PendingRelease, now: Instant) {
-        if let Some(serial) = self.serial_of(release.server, &release.lock, &release.id) {
+        if let Some(serial) = self.serial_of(&release.lock, &release.id) {
             self.prolong(serial, release.until);
             if release.ends_by == Proof::AnyAnswer {
                 self.learn(serial, News::HasEnded);
@@ -229,12 +218,10 @@ impl PendingReleases {
         }
         self.serial += 1;
         let serial = self.serial;
-        let group = (self.groups).add(serial, release.server, &release.lock, now);
+        let group = self.groups.add(serial, &release.lock, now);
         *self.unanswered.entry(name_of(&release)).or_default() += 1;
-        if let Some(needed) = release.counts {
-            self.counting.add(&release.id, needed);
-        }
-        let is_awaited = self.is_closing && release.counts.is_none() && !release.is_place;
+        self.tally.unreleased += usize::from(release.counts == Counts::AtShutdown);
+        let is_awaited = self.is_closing && release.counts == Counts::Lease;
         self.awaited += usize::from(is_awaited);
         self.ids.entry(release.id.clone()).or_default().push(serial);
         self.ends.insert((release.until, serial));
@@ -256,15 +243,14 @@ impl PendingReleases {
     }
 
     /// Counts a release whose acquiring command may still run, or counts it no more. Forgets the
-    /// oldest one of its lock at its server if those are too many: on a server that hangs, they are
-    /// those of a minority, and none of them counts elsewhere.
+    /// oldest one of its lock if those are too many.
     fn bound(&mut self, serial: u64) {
         let Some(pending) = self.pending.get(&serial) else {
             return;
         };
         let (group, release) = (pending.group, &pending.release);
         // A shutdown waits for those that it counts.
-        let may_run = release.ends_by == Proof::KeySeen && release.counts.is_none();
+        let may_run = release.ends_by == Proof::KeySeen && release.counts != Counts::AtShutdown;
         let most = at_most(Bound::KeySeen, MOST_KEY_SEEN);
         if let Some(oldest) = self.groups.note_may_run(group, serial, may_run, most) {
             #[cfg(sim)]
@@ -298,13 +284,9 @@ impl PendingReleases {
         release: PendingRelease,
         now: Instant,
     ) -> Option<(Command, Batch)> {
-        let (server, lock, id) = (
-            release.server,
-            Arc::clone(&release.lock),
-            release.id.clone(),
-        );
+        let (lock, id) = (Arc::clone(&release.lock), release.id.clone());
         self.push(release, now);
-        let group = self.groups.find(server, &lock)?;
+        let group = self.groups.find(&lock)?;
         let serial = self.serial(&id, group)?;
         self.pending.get(&serial).filter(|it| it.due.is_some())?;
         let last = self.groups.get(group)?.last;
@@ -315,8 +297,8 @@ impl PendingReleases {
     }
 
     /// The pipeline of an acquiring command ended before its reply: it may still run.
-    pub(crate) fn doubt(&mut self, server: ServerNo, lock: &Arc<dyn Primitive>, id: &HolderId) {
-        if let Some(serial) = self.serial_of(server, lock, id)
+    pub(crate) fn doubt(&mut self, lock: &Arc<dyn Primitive>, id: &HolderId) {
+        if let Some(serial) = self.serial_of(lock, id)
             && !is_on(Mutant::DeadPipelineIsAnyAnswer)
         {
             self.needs(serial, Proof::KeySeen);
@@ -375,7 +357,7 @@ impl PendingReleases {
 
     /// Nobody sends releases from now on, unless one is due. Returns whether that is so.
     pub(super) fn end(&mut self, now: Instant) -> bool {
-        self.has_ended |= self.next() > now && self.awaited == 0;
+        self.has_ended |= self.is_idle(now);
         self.has_ended
     }
 
@@ -447,6 +429,12 @@ impl PendingReleases {
 }
 
 impl Pending {
+    /// Returns whether it is that of a lease which no reply has answered, and which no shutdown
+    /// counts.
+    fn is_open(&self) -> bool {
+        !self.was_answered && self.release.counts == Counts::Lease
+    }
+
     /// Returns whether a try was due that the engine has not made or whose end it has not read.
     fn is_late(&self, now: Instant) -> bool {
         match self.due {

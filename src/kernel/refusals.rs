@@ -136,7 +136,7 @@ impl LockEntry {
             };
             // The index has no ids of those that have won.
             let mut ids = self.requests.won().into_iter().chain(no);
-            let had = (cx.kernel.pending.lock()).had_since(0, &by.holder, sent);
+            let had = cx.kernel.pending.lock().had_since(&by.holder, sent);
             return had || ids.any(|no| self.requests.get(no).is_some_and(is_abandoned));
         }
         cx.kernel.pending.lock().has_unanswered(name)

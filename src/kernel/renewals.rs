@@ -12,8 +12,8 @@ use crate::clock::Instant;
 use crate::kernel::command::{Command, What};
 use crate::kernel::effects::Discard;
 use crate::kernel::engine::{Engine, Purpose, Route, Turn};
-use crate::kernel::fault::Fault;
-use crate::kernel::lease::{LeaseWork, end_for_lease};
+use crate::kernel::fault::{Fault, end_for_lease};
+use crate::kernel::lease::LeaseWork;
 use crate::mutant::{Mutant, is_on};
 use crate::protocol::answer::{Answer, KeyState};
 
@@ -90,7 +90,7 @@ impl Engine {
             while let Some((first, work)) = left.next() {
                 let most = first.lock.renew_many().map_or(1, |many| many.most);
                 if left.peek().is_none() {
-                    self.send(0, first, Purpose::Lease(work), turn);
+                    self.send(first, Purpose::Lease(work), turn);
                     continue;
                 }
                 let mut joint = Joint::default();
@@ -116,7 +116,7 @@ impl Engine {
             ttl,
         };
         let command = Command::new(&first.lock, what).acknowledged_by(first.replicas);
-        self.send(0, command, Purpose::Renewals(joint.works), turn);
+        self.send(command, Purpose::Renewals(joint.works), turn);
     }
 
     /// Applies the end of a command for many leases.
@@ -171,7 +171,7 @@ impl Engine {
     fn renew_alone(&mut self, work: LeaseWork, fault: &Fault, sent: Instant, turn: &mut Turn<'_>) {
         match work.renewal() {
             Some(command) if work.lease.remaining(turn.cx.now).is_some() => {
-                self.send(0, command, Purpose::Lease(work), turn);
+                self.send(command, Purpose::Lease(work), turn);
             }
             _ => turn.lease_ended(work, Err(fault.clone()), sent),
         }

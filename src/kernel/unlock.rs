@@ -24,6 +24,7 @@ use crate::kernel::holder::HoldingEnd;
 use crate::kernel::lease::{LeaseStatus, NoHandoff, Operation, OperationCell, Wanted};
 use crate::kernel::messages::FREE_FOR;
 use crate::kernel::table::entry_name;
+use crate::kernel::undo::Counts;
 use crate::kernel::waiter::Failure;
 use crate::lost::Lost;
 use crate::mutant::{Mutant, is_on};
@@ -102,7 +103,7 @@ impl Kernel {
             if let LeaseStatus::Lost(lost) = status
                 && lost != Lost::ShutDown
             {
-                entry.release_later(lease, false, cx);
+                entry.release_later(lease, Counts::Lease, cx);
             }
             Some(status)
         })
@@ -264,7 +265,7 @@ impl Context<'_> {
                 entry.last.held_until(lease.end().min(cx.now), by);
             }
             if lingers && has_left {
-                entry.release_later(lease, false, cx);
+                entry.release_later(lease, Counts::Lease, cx);
             }
             has_left
         });
@@ -316,7 +317,7 @@ fn end_holding(
             entry.ended(lease, cx.now, cx);
             if lost != Lost::ShutDown {
                 // The key can still exist: this client counts an expiry earlier than the server.
-                entry.release_later(lease, false, cx);
+                entry.release_later(lease, Counts::Lease, cx);
             }
             Unlock::AlreadyLost(lost)
         }
@@ -391,9 +392,7 @@ fn end_unlock(
         entry.last.held_until(cx.now, Arc::new(named(lease)));
     }
     match unlocked {
-        // The round releases it where that is missing.
-        Unlocked::Unconfirmed if cx.kernel.is_quorum() => {}
-        Unlocked::Unconfirmed => entry.release_later(lease, false, cx),
+        Unlocked::Unconfirmed => entry.release_later(lease, Counts::Lease, cx),
         _ => cx.note_released(lease),
     }
 }

@@ -49,8 +49,12 @@ pub(crate) enum Answer {
     Skipped,
     /// The proposed fencing token is not above this one.
     TooLow(u64),
-    /// Nothing was taken, and nobody is known to have the lock: the next try follows this pause.
-    Busy(Duration),
+    /// Nothing was taken, and nobody is known to have the lock: the next try follows the pause. If
+    /// nothing else comes for long, calls fail for this cause.
+    Busy {
+        pause: Duration,
+        cause: &'static str,
+    },
     /// The caller holds the lock, or held it until this release.
     Ours,
     /// The caller held the lock until this plain release: the lock is free although clients wait in

@@ -1,8 +1,8 @@
 //! Which servers of a quorum send the messages of a name, and which have announced a release of it.
 
 use crate::kernel::bounds::{Bound, at_most};
-use crate::kernel::engine::ServerNo;
 use crate::majority::Majority;
+use crate::majority::Member;
 use crate::mutant::{Mutant, is_on};
 use crate::name::{Name, NameTable};
 
@@ -40,7 +40,7 @@ impl Messages {
 
     /// The messages of a name arrive from a server from now on. Returns whether with it, those of a
     /// majority do.
-    pub(crate) fn listening(&mut self, server: ServerNo, name: &Name) -> bool {
+    pub(crate) fn listening(&mut self, server: Member, name: &Name) -> bool {
         let Some(of) = self.names.get_mut(name) else {
             return false;
         };
@@ -51,7 +51,7 @@ impl Messages {
 
     /// No messages arrive from a server any more. Returns the names of which those of a majority
     /// arrive no more.
-    pub(crate) fn deaf(&mut self, server: ServerNo) -> Vec<Name> {
+    pub(crate) fn deaf(&mut self, server: Member) -> Vec<Name> {
         let mut deaf = Vec::new();
         for (name, of) in &mut self.names {
             let had_enough = is_enough(of.live, self.size.needed);
@@ -66,7 +66,7 @@ impl Messages {
 
     /// A server has announced a release. Returns whether it is the last of the majority that is
     /// needed.
-    pub(crate) fn heard(&mut self, server: ServerNo, name: &Name, release: &[u8]) -> bool {
+    pub(crate) fn heard(&mut self, server: Member, name: &Name, release: &[u8]) -> bool {
         let Some(of) = self.names.get_mut(name) else {
             return false;
         };

@@ -22,22 +22,47 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::error::Cause;
 use crate::holder_id::HolderId;
-use crate::kernel::Kernel;
 use crate::kernel::command::{Command, What};
-use crate::kernel::engine::{Route, ServerNo, Ticket};
-use crate::kernel::fault::Fault;
-use crate::kernel::granted::AtServer;
-use crate::kernel::lease::end_for_lease;
+use crate::kernel::engine::{Route, Ticket};
+use crate::kernel::fault::{Fault, end_for_lease};
 use crate::kernel::undo::Proof;
-use crate::majority::Majority;
+use crate::majority::{Majority, Member, SPLIT};
 use crate::mutant::{Mutant, is_on};
 use crate::protocol::answer::{Answer, Wanted};
 use crate::protocol::primitive::Primitive;
 use crate::protocol::verb::Verb;
+use crate::quorum::lease::Slot;
+use crate::quorum::left::Left;
 use crate::quorum::votes::{Verdict, Votes};
 use crate::wait_policy::RECONNECT;
 
 pub(crate) type RoundNo = u64;
+
+/// The state of a round's command at one member, as far as it is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AtServer {
+    NotSent,
+    /// It was sent, and has no reply yet.
+    Asked,
+    /// It has run, and took, confirmed or released the key.
+    Yes,
+    /// It has run and did nothing, or it never runs.
+    No,
+    /// It may have run, or may run later.
+    Unknown,
+}
+
+impl AtServer {
+    /// Returns what a member has of the lease that this command acquires.
+    pub(super) fn slot(self) -> Slot {
+        match self {
+            Self::NotSent | Self::No => Slot::Empty,
+            Self::Asked => Slot::Asked,
+            Self::Yes => Slot::Has,
+            Self::Unknown => Slot::Unknown,
+        }
+    }
+}
 
 /// The state of the engine's pipeline to a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,12 +78,12 @@ pub(crate) enum Link {
 pub(crate) trait Members: Route {
     /// Returns the state of the pipeline to a server. The first of the calls that want it gives up
     /// at `_wanted_by`.
-    fn link(&self, _: ServerNo, _wanted_by: Instant) -> Link {
+    fn link(&self, _: Member, _wanted_by: Instant) -> Link {
         Link::Up
     }
 
     /// Returns why there is no pipeline to a server.
-    fn not_connected(&self, _: ServerNo) -> Fault {
+    fn not_connected(&self, _: Member) -> Fault {
         Fault::NotRun(Cause::text("not connected"))
     }
 
@@ -78,6 +103,12 @@ pub(crate) trait Members: Route {
     /// A round has ended; `is_cut_short` if its call has left.
     fn round_ended(&self, _: &Undecided<'_>, _: &Result<Answer, Fault>, _is_cut_short: bool) {}
 }
+
+/// Votes that give the lock to nobody, before the pause is known.
+pub(super) const BUSY: Answer = Answer::Busy {
+    pause: Duration::ZERO,
+    cause: SPLIT,
+};
 
 /// How long a proposal that is won waits for connections that are being made.
 const CONNECTS_WITHIN: Duration = Duration::from_millis(10);
@@ -109,7 +140,7 @@ pub(super) struct Round {
     /// A server has refused a proposal because of what this client is releasing there.
     is_in_own_way: bool,
     /// The servers that gave no vote, and why.
-    faults: Vec<(ServerNo, Fault)>,
+    faults: Vec<(Member, Fault)>,
     /// How many servers have replied without an error.
     answers: usize,
 }
@@ -118,7 +149,7 @@ pub(super) struct Round {
 pub(crate) struct Undecided<'a> {
     pub(crate) size: Majority,
     /// The servers that gave no vote, and why.
-    pub(crate) faults: &'a [(ServerNo, Fault)],
+    pub(crate) faults: &'a [(Member, Fault)],
     /// How many servers have replied without an error.
     pub(crate) answers: usize,
     pub(crate) is_in_own_way: bool,
@@ -220,10 +251,10 @@ impl Round {
         !self.is_release() && !self.is_proposal()
     }
 
-    /// It releases an id that has this at the servers: those that have nothing are not asked.
-    pub(super) fn release_of(&mut self, granted: &[AtServer]) {
-        for (at, granted) in self.at.iter_mut().zip(granted) {
-            if let AtServer::NotSent | AtServer::No = granted {
+    /// It releases a lease that has this at the members: those that have nothing are not asked.
+    pub(super) fn release_of(&mut self, slots: &[Slot]) {
+        for (at, slot) in self.at.iter_mut().zip(slots) {
+            if slot.ends_by().is_none() {
                 *at = AtServer::No;
                 self.votes.count(Some(Answer::Gone));
             }
@@ -242,8 +273,8 @@ impl Round {
     /// Reads the end of the command at a server: what is known there now, and the vote.
     pub(super) fn read(
         &mut self,
-        kernel: &Kernel,
-        server: ServerNo,
+        left: &Left,
+        server: Member,
         end: Result<Answer, Fault>,
         (now, members): (Instant, &dyn Members),
     ) -> (AtServer, Option<Answer>) {
@@ -273,11 +304,8 @@ impl Round {
             }
             // What nobody here owns: no refusal, the server is free once that is released.
             Answer::Refused(by)
-                if (kernel.pending.lock()).had_since(
-                    server,
-                    &by.holder,
-                    self.first_sent.unwrap_or(now),
-                ) && !is_on(Mutant::OwnIdRefusesRound) =>
+                if left.had_since(server, &by.holder, self.first_sent.unwrap_or(now))
+                    && !is_on(Mutant::OwnIdRefusesRound) =>
             {
                 self.is_in_own_way = true;
                 (AtServer::No, None)
@@ -287,7 +315,7 @@ impl Round {
         }
     }
 
-    fn fault_at(&mut self, server: ServerNo, fault: Fault) -> AtServer {
+    fn fault_at(&mut self, server: Member, fault: Fault) -> AtServer {
         let known = match &fault {
             Fault::NotRun(_) | Fault::Open(_) => AtServer::No,
             Fault::Unknown(_) => AtServer::Unknown,
@@ -306,7 +334,7 @@ impl Round {
     /// Returns the command for a server if it can be sent now.
     pub(super) fn cast(
         &mut self,
-        server: ServerNo,
+        server: Member,
         now: Instant,
         members: &dyn Members,
     ) -> Option<Command> {
@@ -364,7 +392,7 @@ impl Round {
                 Ok(Answer::Ours)
             }
             Verdict::Decided(answer) => Ok(answer),
-            Verdict::Split => Ok(Answer::Busy(Duration::ZERO)),
+            Verdict::Split => Ok(BUSY),
             Verdict::Open if !late => return None,
             // The release is tried again once all have answered.
             Verdict::Unknown
@@ -427,8 +455,8 @@ impl Round {
 
     /// Returns what ends the release at a server if that has not certainly ended, and has no
     /// command there.
-    pub(super) fn missing(&self, server: ServerNo, granted: Option<AtServer>) -> Option<Proof> {
-        let may_run_later = granted == Some(AtServer::Unknown);
+    pub(super) fn missing(&self, server: Member, slot: Option<Slot>) -> Option<Proof> {
+        let may_run_later = slot == Some(Slot::Unknown);
         match self.at[server] {
             AtServer::NotSent | AtServer::Unknown => {}
             AtServer::Asked | AtServer::Yes => return None,

@@ -2,6 +2,7 @@
 
 pub(crate) mod callbacks;
 mod calls;
+pub(crate) mod commands;
 pub(crate) mod effects;
 pub(crate) mod endpoint;
 pub(crate) mod engine;

@@ -251,10 +251,8 @@ fn limits(config: &Config, deployment: &Deployment) -> Limits {
         backstop: BACKSTOP,
         may_fail_over: deployment.may_fail_over(),
         replies_are_final: !deployment.may_fail_over() && !deployment.is_quorum(),
-        size: deployment.size(),
         // One thread counts the replies of all servers.
         engine_sends: deployment.is_quorum(),
-        is_quorum: deployment.is_quorum(),
         wall: wall_at_start().as_micros() as u64,
     }
 }

@@ -64,13 +64,13 @@ impl AtOnce {
 
     pub(super) fn begin(&mut self, call: &mut SetCall, turn: &mut Turn<'_>) -> AttemptStep {
         let names = Arc::clone(&call.wants.names);
-        let is_in_parts = self.batch(call, turn.kernel).len() < names.names().len();
+        let is_in_parts = self.batch(call).len() < names.names().len();
         if call.wants.wait == Wait::Once && is_in_parts && !turn.kernel.is_closed() {
             // No command is sent if a later one would be refused by this client itself.
             for (n, lock) in names.at_once().iter().enumerate() {
                 let refused = turn.kernel.refuses_once(&**lock, turn.now, turn.fx);
                 if let Some(by) = refused {
-                    return AttemptStep::Missed(Missed::of(n, Outcome::Refused(by), turn));
+                    return AttemptStep::Missed(Missed::of(n, Outcome::Refused(by), call));
                 }
             }
         }
@@ -78,9 +78,9 @@ impl AtOnce {
     }
 
     /// Returns the names that are asked for next.
-    fn batch(&self, call: &SetCall, kernel: &Kernel) -> Range<usize> {
+    fn batch(&self, call: &SetCall) -> Range<usize> {
         let (next, names) = (self.next, &call.wants.names);
-        if kernel.limits.is_quorum {
+        if call.wants.side_by_side {
             return next..names.names().len();
         }
         if call.wants.by_engine {
@@ -95,7 +95,7 @@ impl AtOnce {
     fn ask(&mut self, call: &mut SetCall, turn: &mut Turn<'_>) -> AttemptStep {
         call.build(turn);
         let (mut commands, mut until): (Vec<Command>, _) = (Vec::new(), Instant::NEVER);
-        for n in self.batch(call, turn.kernel) {
+        for n in self.batch(call) {
             let before = commands.last().and_then(before);
             let mut one = self.call_once(n, before, call, turn.kernel);
             match one.begin(turn.kernel, turn.now, turn.fx) {
@@ -110,7 +110,7 @@ impl AtOnce {
                 }
                 Step::Done(outcome) => {
                     self.leave(Failure::Restart, call, turn);
-                    return AttemptStep::Missed(Missed::of(n, outcome, turn));
+                    return AttemptStep::Missed(Missed::of(n, outcome, call));
                 }
             }
             self.next = n + 1;
@@ -146,7 +146,7 @@ impl AtOnce {
     ) -> AttemptStep {
         for ((n, mut one), end) in self.open.drain(..).zip(ends) {
             match one.replied(turn.kernel, end, sent, turn.now, turn.fx) {
-                Step::Done(outcome) => note(&mut self.missed, n, outcome, call, turn),
+                Step::Done(outcome) => note(&mut self.missed, n, outcome, call),
                 Step::Send(..) | Step::Park(_) => unreachable!("its first command ends it"),
             }
             call.undos.extend(turn.fx.undo.take());
@@ -159,7 +159,7 @@ impl AtOnce {
         let mut open = Vec::new();
         for (n, mut one) in self.open.drain(..) {
             match one.woken(turn.kernel, turn.now, turn.fx) {
-                Step::Done(outcome) => note(&mut self.missed, n, outcome, call, turn),
+                Step::Done(outcome) => note(&mut self.missed, n, outcome, call),
                 Step::Park(_) => open.push((n, one)),
                 Step::Send(..) => unreachable!("a call that has parked does not send"),
             }
@@ -212,11 +212,11 @@ impl AtOnce {
 
 /// Records the end of the call for a name. The first refusal counts, or else the first end that is
 /// no grant.
-fn note(missed: &mut Option<Missed>, n: usize, outcome: Outcome, call: &SetCall, turn: &Turn<'_>) {
+fn note(missed: &mut Option<Missed>, n: usize, outcome: Outcome, call: &SetCall) {
     if let Outcome::Lease(lease, token) = outcome {
         return call.lease.add(n, (lease, token));
     }
-    let new = Missed::of(n, outcome, turn);
+    let new = Missed::of(n, outcome, call);
     let is_refusal = |missed: &Missed| matches!(missed.why, Why::Refused(_));
     if missed
         .as_ref()

@@ -30,6 +30,8 @@ pub(crate) struct SetTerms {
     pub(crate) holder: Holder,
     /// The engine sends all commands: the call can be cancelled.
     pub(crate) by_engine: bool,
+    /// Its names are asked for at the same time: the servers give no order to commands.
+    pub(crate) side_by_side: bool,
 }
 
 /// The next step of the thread of a call.
@@ -177,11 +179,11 @@ impl SetCall {
 
 impl Missed {
     /// Returns why a name was missed whose call has this outcome, which is no lease.
-    pub(super) fn of(name: usize, outcome: Outcome, turn: &Turn<'_>) -> Self {
+    pub(super) fn of(name: usize, outcome: Outcome, call: &SetCall) -> Self {
         let why = match outcome {
             Outcome::Refused(by) => {
                 let by = by.map(|by| by.of_name(name));
-                let is_split = turn.kernel.limits.is_quorum
+                let is_split = call.wants.side_by_side
                     && by.as_ref().is_some_and(|by| by.by.holder.is_empty())
                     && !is_on(Mutant::SplitRefusesTheSet);
                 if is_split {

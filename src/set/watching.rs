@@ -16,6 +16,7 @@ use crate::kernel::last_reply::last_attempt;
 use crate::kernel::places::{UNSUBSCRIBED, next_attempt};
 use crate::kernel::waiter::{Failure, Refused, Wait};
 use crate::kernel::watch::{News, Watching};
+use crate::majority::SPLIT;
 use crate::mutant::{Mutant, is_on};
 use crate::parker::Parker;
 use crate::set::call::{Missed, SetCall, SetOutcome, Turn, Why};
@@ -133,7 +134,7 @@ impl Watched {
         }
         if since.until(turn.now) >= turn.kernel.limits.unreachable_for {
             let failure = if is_split {
-                no_holder_since(since)
+                no_holder_since(since, SPLIT)
             } else {
                 Failure::unreachable(None)
             };

@@ -51,7 +51,7 @@ impl HeldLease {
 
 impl PendingReleases {
     /// Returns whether this is the id of a release that was forgotten because there were too many.
-    pub(super) fn has_forgotten(&self, id: &str) -> bool {
+    pub(crate) fn has_forgotten(&self, id: &str) -> bool {
         let mut forgotten = self.forgotten.iter().chain(&self.ended.forgotten);
         forgotten.any(|it| it.as_str() == id)
     }

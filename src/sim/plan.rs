@@ -5,8 +5,8 @@ mod quorum;
 
 use super::server::{MS, Time};
 use crate::kernel::bounds::Bound;
-use crate::kernel::engine::ServerNo;
 use crate::majority::Majority;
+use crate::majority::Member;
 
 /// A generator of random numbers: SplitMix64.
 #[derive(Clone, Debug)]
@@ -140,7 +140,7 @@ pub(super) enum Fault {
     Shutdown(usize),
     /// Loses all messages to a subscriber for a time.
     LoseMessages(usize, Time),
-    Server(ServerNo, ServerFault),
+    Server(Member, ServerFault),
 }
 
 /// A fault of one server, or of its connections.
@@ -209,7 +209,7 @@ impl Fault {
     }
 
     /// Returns the server that it is about, or 0.
-    pub(super) fn server(&self) -> ServerNo {
+    pub(super) fn server(&self) -> Member {
         match self {
             Self::Server(server, _) => *server,
             _ => 0,

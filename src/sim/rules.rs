@@ -35,9 +35,7 @@ fn kernel() -> Kernel {
         backstop: SECOND,
         may_fail_over: false,
         replies_are_final: true,
-        size: crate::majority::Majority::of(1),
         engine_sends: false,
-        is_quorum: false,
         wall: 0,
     };
     Kernel::new(limits, "o")

@@ -38,7 +38,7 @@ use crate::kernel::Kernel;
 use crate::kernel::call::{Call, CallTerms, Step};
 use crate::kernel::command::Command;
 use crate::kernel::effects::Effects;
-use crate::kernel::engine::{Outgoing, Route, ServerNo, Ticket};
+use crate::kernel::engine::Route;
 use crate::kernel::fault;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::{OperationCell, Wanted};
@@ -47,12 +47,14 @@ use crate::kernel::release_tries::ReleaseTries;
 use crate::kernel::steps::begin_event;
 use crate::kernel::unlock::{Unlock, Unlocked};
 use crate::kernel::waiter::{Failure, Outcome};
+use crate::majority::Member;
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::primitive::{Primitive, Reached};
-use crate::quorum::commands::Commands;
+use crate::quorum::Quorum;
 use crate::quorum::messages::Messages;
 use crate::quorum::round::{Link, Members};
+use crate::runtime::commands::{Commands, ForServer};
 use crate::set::acquire::{SetAcquire, SetOutcome, SetStep};
 use crate::set::lease::SetLease;
 use crate::set::operation::SetOperation;
@@ -86,7 +88,7 @@ enum Event {
     ServerClosed(usize),
     Fault(usize),
     /// A server that was down or hung serves again.
-    Back(ServerNo),
+    Back(Member),
 }
 
 /// The server that a connection leads to, or the node of the cluster, which is one server.
@@ -182,7 +184,7 @@ enum Todo {
     /// Closes the connection of a caller.
     Close,
     /// Writes a command that was decided then.
-    Write(Outgoing, Time),
+    Write(ForServer, Time),
     Sleep,
 }
 
@@ -265,10 +267,10 @@ struct Pipe {
     /// When it gives up the handshake, and for how long it pauses then.
     connect_by: Time,
     pause: Time,
-    sent: VecDeque<(Ticket, Time, Command)>,
+    sent: VecDeque<(u64, Time, Command)>,
     mail: VecDeque<Mail>,
     /// Commands that could not be written.
-    unsent: Vec<(Ticket, Time)>,
+    unsent: Vec<(u64, Time)>,
     is_closed: bool,
 }
 
@@ -290,7 +292,7 @@ pub(super) struct Client {
     engine_todo: VecDeque<Todo>,
     /// The engine's pipelines to the peers, and the commands that wait until they are sent again.
     pipes: Vec<Pipe>,
-    paused: Vec<(Time, (Ticket, Time, Command), Again)>,
+    paused: Vec<(Time, (u64, Time, Command), Again)>,
     /// The node of the cluster that has the keys, as far as the client knows; it has learnt that
     /// just now.
     node: Peer,
@@ -299,7 +301,7 @@ pub(super) struct Client {
     was_suspended: bool,
     pub(super) callers: Vec<Caller>,
     subs: Vec<Sub>,
-    sub_mail: VecDeque<(ServerNo, Down)>,
+    sub_mail: VecDeque<(Member, Down)>,
     sub_todo: VecDeque<Todo>,
     /// The channels that somebody waits for, with their names.
     wanted: BTreeMap<Vec<u8>, (Name, u64)>,
@@ -383,7 +385,7 @@ impl Route for Links {
 }
 
 impl Members for Links {
-    fn link(&self, server: ServerNo, _: Instant) -> Link {
+    fn link(&self, server: Member, _: Instant) -> Link {
         self.links.get(server).copied().unwrap_or(Link::Up)
     }
 }
@@ -499,7 +501,7 @@ impl World {
     }
 
     /// Returns the peer to which a client sends what is for a server.
-    fn peer_of(&self, client: usize, server: ServerNo) -> Peer {
+    fn peer_of(&self, client: usize, server: Member) -> Peer {
         if self.plan.is_quorum() {
             server
         } else {
@@ -508,7 +510,7 @@ impl World {
     }
 
     /// Returns the server that a peer is, or belongs to.
-    fn server_of(&self, peer: Peer) -> ServerNo {
+    fn server_of(&self, peer: Peer) -> Member {
         if self.plan.is_quorum() { peer } else { 0 }
     }
 
@@ -525,16 +527,16 @@ impl Client {
         !self.is_alive || callers.all(|it| matches!(it.state, State::Done) && it.todo.is_empty())
     }
 
-    /// Returns whether a round of the engine may still change something under this id.
-    pub(super) fn knows(&self, id: &str) -> bool {
-        self.engine.knows(id)
+    /// Returns the virtual server of its engine.
+    pub(super) fn quorum(&self) -> Option<&Quorum> {
+        self.engine.quorum()
     }
 
     pub(super) fn shown_engine(&self) -> String {
         format!("{:?}", self.engine)
     }
 
-    /// Returns how many commands and rounds are left in the engine.
+    /// Returns how many commands, rounds and releases are left in the engine.
     pub(super) fn in_flight(&self) -> usize {
         self.engine.in_flight()
     }

@@ -24,6 +24,12 @@ mod redis {
     }
 }
 
+/// Where the kernel and the virtual server meet.
+#[path = "../../src/runtime"]
+mod runtime {
+    pub(crate) mod commands;
+}
+
 mod url {
     pub(crate) type HostPort = (String, u16);
 }

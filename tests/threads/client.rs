@@ -17,7 +17,6 @@ use crate::kernel::held::HeldLease;
 use crate::kernel::unlock::{Unlock, Unlocked};
 use crate::kernel::waiter::{Failure, Outcome};
 use crate::kernel::{Kernel, Limits};
-use crate::majority::Majority;
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::primitive::{Primitive, Reached};
@@ -76,9 +75,7 @@ impl World {
             backstop: Duration::from_secs(1),
             may_fail_over: false,
             replies_are_final: true,
-            size: Majority::of(1),
             engine_sends: false,
-            is_quorum: false,
             wall: 0,
         };
         let client = |no| Client {

@@ -24,13 +24,15 @@ use crate::error::Cause;
 use crate::kernel::Kernel;
 use crate::kernel::command::{Command, What};
 use crate::kernel::effects::Effects;
-use crate::kernel::engine::{Outgoing, Route, ServerNo};
+use crate::kernel::engine::Route;
 use crate::logging::{self, contain};
+use crate::majority::Member;
 use crate::protocol::answer::Answer;
 use crate::protocol::primitive::Primitive;
-use crate::quorum::commands::Commands;
+use crate::quorum::Quorum;
 use crate::quorum::round::{Link, Members, Undecided};
 use crate::redis::{Deployment, Fault, LineState, Server};
+use crate::runtime::commands::{Commands, ForServer};
 use crate::runtime::engine::pipes::{Outcome, Pipes};
 use crate::runtime::engine::work::{Sending, Work};
 use crate::runtime::state::Runtime;
@@ -78,7 +80,7 @@ impl Route for Servers<'_> {
 }
 
 impl Members for Servers<'_> {
-    fn link(&self, server: ServerNo, wanted_by: Instant) -> Link {
+    fn link(&self, server: Member, wanted_by: Instant) -> Link {
         if !self.deployment.is_quorum() {
             // The parts of a set in several slots are queued as all other commands.
             return Link::Up;
@@ -90,7 +92,7 @@ impl Members for Servers<'_> {
         }
     }
 
-    fn not_connected(&self, server: ServerNo) -> Fault {
+    fn not_connected(&self, server: Member) -> Fault {
         if self.deployment.is_quorum() {
             self.pipes.why_down(server)
         } else {
@@ -158,10 +160,15 @@ impl<'a> EngineLoop<'a> {
         let waker = Waker::from(Arc::clone(&runtime.engine.wake));
         let mut pipes = Pipes::new(waker);
         pipes.add_quorum(runtime.deployment.fixed());
+        let quorum = runtime.deployment.is_quorum().then(|| {
+            let wall = wall_at_start().as_micros() as u64;
+            let deployment = &runtime.deployment;
+            Quorum::new(deployment.size(), deployment.command_timeout(), wall)
+        });
         Self {
             runtime,
             kernel: &runtime.kernel,
-            commands: Commands::default(),
+            commands: Commands::new(quorum),
             pipes,
             probe_at: None,
             stats_at: runtime.shared_stats.first(),
@@ -183,7 +190,7 @@ impl<'a> EngineLoop<'a> {
             contain(|| self.probe_subscribers(now));
             self.exchange(now);
             self.note_released();
-            if self.is_stopping && self.is_done() && self.kernel.end_engine(Instant::now()) {
+            if self.is_stopping && self.is_done() && self.may_end(Instant::now()) {
                 return;
             }
             if now >= self.stops_by {
@@ -218,7 +225,14 @@ impl<'a> EngineLoop<'a> {
 
     fn note_released(&self) {
         let is_closed = self.runtime.engine.is_closed();
-        if is_closed && self.kernel.has_released() && !self.commands.may_acquire() {
+        if !is_closed {
+            return;
+        }
+        self.runtime
+            .engine
+            .note_may_exist(self.commands.may_exist());
+        let has_released = self.kernel.has_released() && self.commands.has_released();
+        if has_released && !self.commands.may_acquire() {
             self.runtime.engine.note_released();
         }
     }
@@ -233,11 +247,11 @@ impl<'a> EngineLoop<'a> {
         self.send_all(due, now);
     }
 
-    fn send_all(&mut self, outgoing: Vec<Outgoing>, now: Instant) {
+    fn send_all(&mut self, outgoing: Vec<ForServer>, now: Instant) {
         let mut outgoing = VecDeque::from(outgoing);
-        while let Some(Outgoing {
+        while let Some(ForServer {
             server,
-            ticket,
+            no,
             command,
         }) = outgoing.pop_front()
         {
@@ -256,12 +270,12 @@ impl<'a> EngineLoop<'a> {
             });
             if let Err(fault) = refused {
                 // Its end may give something back, behind the commands that took it.
-                let more = self.end(ticket, &command, Err(fault), now);
+                let more = self.end(no, &command, Err(fault), now);
                 outgoing.extend(more);
                 continue;
             }
             let inbox = self.runtime.inbox_at(&server, &command);
-            self.push(&server, Work::Lock(ticket, Box::new(command), inbox), now);
+            self.push(&server, Work::Lock(no, Box::new(command), inbox), now);
         }
     }
 
@@ -274,7 +288,7 @@ impl<'a> EngineLoop<'a> {
     fn exchange(&mut self, now: Instant) {
         let (commands, kernel) = (&self.commands, self.kernel);
         let may_resend = |work: &Work| match work {
-            Work::Lock(ticket, ..) => commands.may_resend(kernel, *ticket, now),
+            Work::Lock(no, ..) => commands.may_resend(kernel, *no, now),
             _ => true,
         };
         let mut outcomes = self.pipes.turn(self.runtime, now, may_resend);
@@ -302,7 +316,7 @@ impl<'a> EngineLoop<'a> {
         &mut self,
         outcome: Outcome,
         now: Instant,
-        more: &mut Vec<Outgoing>,
+        more: &mut Vec<ForServer>,
         fx: &mut Effects,
     ) {
         let Outcome {
@@ -317,11 +331,11 @@ impl<'a> EngineLoop<'a> {
             None => fault,
         });
         match work {
-            Work::Lock(ticket, command, _) => {
+            Work::Lock(no, command, _) => {
                 note_health(self.runtime, &server, &command, &end, now);
                 let servers = servers(self.runtime, &self.pipes);
                 let span = [sent, now];
-                more.extend((self.commands).ended(self.kernel, ticket, end, span, &servers, fx));
+                more.extend((self.commands).ended(self.kernel, no, end, span, &servers, fx));
             }
             Work::AddStats(delta) => self.runtime.shared_stats.settle(&delta, end),
             Work::ProbeSubscriber(endpoint, begun) => self.runtime.probed(&endpoint, begun, end),
@@ -332,15 +346,15 @@ impl<'a> EngineLoop<'a> {
     /// Ends a command that was not sent. Returns the commands to send then.
     fn end(
         &mut self,
-        ticket: u64,
+        no: u64,
         command: &Command,
         end: Result<Answer, Fault>,
         now: Instant,
-    ) -> Vec<Outgoing> {
+    ) -> Vec<ForServer> {
         debug_assert!(is_asking(command));
         let mut fx = Effects::default();
         let servers = servers(self.runtime, &self.pipes);
-        let more = (self.commands).ended(self.kernel, ticket, end, [now, now], &servers, &mut fx);
+        let more = (self.commands).ended(self.kernel, no, end, [now, now], &servers, &mut fx);
         self.runtime.carry_out_here(fx);
         more
     }
@@ -400,6 +414,11 @@ impl<'a> EngineLoop<'a> {
     /// Returns whether nothing is under way or due.
     fn is_done(&self) -> bool {
         !self.pipes.is_busy() && self.commands.is_idle()
+    }
+
+    /// Returns whether nobody needs the thread any more: no release is due, or waits for its reply.
+    fn may_end(&self, now: Instant) -> bool {
+        self.commands.has_no_release(now) && self.kernel.end_engine(now)
     }
 
     /// Sleeps until something is due, a socket is ready, or another thread wakes this one.

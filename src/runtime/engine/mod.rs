@@ -7,7 +7,7 @@ pub(crate) mod shared_stats;
 pub(crate) mod work;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use crate::clock::{Instant, suspended_for};
@@ -24,6 +24,8 @@ pub(crate) struct Engine {
     is_probing: AtomicBool,
     /// No release is pending, or nobody sends them any more; told after a shutdown only.
     released: Latch,
+    /// How many leases of a closed client may exist that the kernel does not know.
+    may_exist: AtomicUsize,
     /// For how long the machine had been suspended when the client was made: a call may park, and a
     /// suspend begin, before the thread runs for the first time.
     suspended_for: Duration,
@@ -38,6 +40,7 @@ impl Engine {
             is_stopping: AtomicBool::new(false),
             is_probing: AtomicBool::new(false),
             released: Latch::default(),
+            may_exist: AtomicUsize::new(0),
             suspended_for: suspended_for(),
             wake: Arc::new(wake),
             worker: Worker::new("leasehold-engine"),
@@ -91,6 +94,15 @@ impl Engine {
         if self.worker.is_started() {
             self.released.wait(until);
         }
+    }
+
+    pub(in crate::runtime) fn note_may_exist(&self, leases: usize) {
+        self.may_exist.store(leases, Ordering::SeqCst);
+    }
+
+    /// Returns how many leases of a closed client may exist that the kernel does not know.
+    pub(crate) fn may_exist(&self) -> usize {
+        self.may_exist.load(Ordering::SeqCst)
     }
 
     /// Ends the waits for releases.

@@ -5,7 +5,6 @@ use std::sync::Arc;
 use crate::clock::Instant;
 use crate::error::Cause;
 use crate::kernel::command::{Command, Inbox, What};
-use crate::kernel::engine::Ticket;
 use crate::protocol::answer::Answer;
 use crate::protocol::primitive::Primitive;
 use crate::protocol::script::Call;
@@ -16,8 +15,8 @@ use crate::runtime::endpoint::Endpoint;
 use crate::runtime::engine::shared_stats::StatsDelta;
 
 pub(in crate::runtime) enum Work {
-    /// A command of the kernel, and the inbox for its places.
-    Lock(Ticket, Box<Command>, Inbox),
+    /// A command for locks with its number, and the inbox for its places.
+    Lock(u64, Box<Command>, Inbox),
     AddStats(StatsDelta),
     /// A message that the subscriber must receive within a second; when it was due.
     ProbeSubscriber(Arc<Endpoint>, Instant),

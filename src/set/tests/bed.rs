@@ -25,8 +25,9 @@ use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::keys::Layout;
 use crate::protocol::primitive::Reached;
-use crate::quorum::commands::Commands;
+use crate::quorum::Quorum;
 use crate::quorum::round::Members;
+use crate::runtime::commands::Commands;
 use crate::set::acquire::{SetAcquire, SetOutcome, SetStep, SetTerms};
 use crate::set::holder::SetUnlock;
 use crate::set::lease::SetLease;
@@ -97,14 +98,14 @@ impl Bed {
             backstop: Duration::from_secs(1),
             may_fail_over: false,
             replies_are_final: !is_quorum,
-            size: Majority::of(servers),
             engine_sends: is_quorum,
-            is_quorum,
             wall: 0,
         };
+        let size = Majority::of(servers);
+        let quorum = is_quorum.then(|| Quorum::new(size, limits.command_timeout, 0));
         Self {
             kernel: Kernel::new(limits, "o"),
-            engine: Commands::default(),
+            engine: Commands::new(quorum),
             servers: (0..servers).map(|_| Scripted::new()).collect(),
             route: Direct { is_quorum },
             now: 100_000 * MS,
@@ -142,6 +143,7 @@ impl Bed {
             deadline: self.deadline,
             holder: self.holder.clone(),
             by_engine: self.by_engine,
+            side_by_side: self.servers.len() > 1,
         };
         SetAcquire::new(wants, self.at())
     }
@@ -222,7 +224,7 @@ impl Bed {
             }
             let end = self.run_at(next.server, &next.command);
             let (kernel, engine) = (&self.kernel, &mut self.engine);
-            let more = engine.ended(kernel, next.ticket, end, [now; 2], &self.route, &mut fx);
+            let more = engine.ended(kernel, next.no, end, [now; 2], &self.route, &mut fx);
             out.extend(more);
         }
         self.carry_out(fx);

@@ -3,7 +3,8 @@
 use super::{each_entry, has_owner};
 use crate::clock::Instant;
 use crate::kernel::bounds::Bound;
-use crate::kernel::engine::ServerNo;
+use crate::majority::Member;
+use crate::quorum::Quorum;
 use crate::sim::plan::Kind;
 use crate::sim::server::client_of;
 use crate::sim::world::{Checked, World};
@@ -37,21 +38,25 @@ impl World {
     /// one ttl.
     fn has_forgotten(&self, client: usize, id: &str) -> bool {
         let is_low = matches!(self.plan.low, Some(Bound::KeySeen | Bound::Recent));
-        is_low && (self.clients[client].kernel.pending.lock()).has_forgotten(id)
+        let it = &self.clients[client];
+        is_low
+            && (it.kernel.pending.lock().has_forgotten(id)
+                || it.quorum().is_some_and(|quorum| quorum.has_forgotten(id)))
     }
 
     /// Returns whether a client knows an id at a server. Over a quorum, the commands under way are
     /// no memory: the engine has sent them.
-    fn is_known(&self, client: usize, server: ServerNo, id: &str) -> bool {
+    fn is_known(&self, client: usize, server: Member, id: &str) -> bool {
         let kernel = &self.clients[client].kernel;
         let is_pending = || {
             let pending = kernel.pending.lock();
-            !pending.is_empty() && pending.has_at(server, id.as_bytes())
+            !pending.is_empty() && pending.has(id.as_bytes())
         };
+        let is_known_at = |quorum: &Quorum| quorum.knows(server, id);
         self.has_guard(client, id)
             || has_owner(kernel, &self.names, self.parked(client), id)
             || is_pending()
-            || self.clients[client].knows(id)
+            || self.clients[client].quorum().is_some_and(is_known_at)
             || !self.plan.is_quorum() && self.is_under_way(client, id)
     }
 

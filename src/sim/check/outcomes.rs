@@ -6,11 +6,11 @@ use std::time::Duration;
 use super::each_entry;
 use crate::clock::Instant;
 use crate::kernel::call::Call;
-use crate::kernel::engine::ServerNo;
 use crate::kernel::fault;
 use crate::kernel::request::{RequestState, Serves};
 use crate::kernel::table::entry_name;
 use crate::kernel::waiter::{Outcome, Wait, Waiter};
+use crate::majority::Member;
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::place::{Refreshed, read_next};
@@ -24,7 +24,7 @@ use crate::sim::world::{COMMAND_TIMEOUT, Checked, World};
 #[derive(Clone, Debug)]
 pub(in crate::sim) struct Learnt {
     /// The server that has replied; `None` for an own lease.
-    server: Option<ServerNo>,
+    server: Option<Member>,
     name: Name,
     sent: Instant,
     /// When the reply arrived, or the last release message since.
@@ -60,7 +60,7 @@ impl World {
     pub(in crate::sim) fn note_reply(
         &mut self,
         client: usize,
-        server: ServerNo,
+        server: Member,
         (names, id): (&[Name], Option<&str>),
         end: &Result<Answer, fault::Fault>,
         sent: Time,
@@ -142,9 +142,11 @@ impl World {
     }
 
     /// Returns whether nobody owns what a command of the client with this id has taken.
-    fn is_abandoned(&self, client: usize, server: ServerNo, id: &str) -> bool {
+    fn is_abandoned(&self, client: usize, server: Member, id: &str) -> bool {
         let kernel = &self.clients[client].kernel;
-        let mut found = kernel.pending.lock().has_at(server, id.as_bytes());
+        let quorum = self.clients[client].quorum();
+        let mut found = kernel.pending.lock().has(id.as_bytes())
+            || quorum.is_some_and(|quorum| quorum.has_left(server, id));
         each_entry(kernel, &self.names, |entry| {
             found |= entry.requests.walk().any(|request| {
                 request.serves == Serves::Nobody
@@ -271,7 +273,7 @@ impl World {
         if !is_quorum || learnt.iter().any(|it| it.server.is_none()) {
             return is_refused;
         }
-        let servers: BTreeSet<ServerNo> = learnt.iter().filter_map(|it| it.server).collect();
+        let servers: BTreeSet<Member> = learnt.iter().filter_map(|it| it.server).collect();
         // The votes are split as well if the servers that answered name different holders, and the
         // others failed.
         let needed = if self.plan.servers == 5 && self.plan.has_faults() {

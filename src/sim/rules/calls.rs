@@ -312,7 +312,7 @@ fn call_that_nobody_refuses_before_its_deadline_asks_again() {
     let mut engine = Engine::default();
     let lock = FairMutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:"));
     let id = lock.fresh_id("o");
-    let release = PendingRelease::new((0, &lock), &id, at(5_000), Proof::KeySeen);
+    let release = PendingRelease::new(&lock, &id, at(5_000), Proof::KeySeen);
     kernel.pending.lock().push(release, at(0));
     let mut waits = call_for(&kernel, &lock, [4 * SECOND, SECOND / 10], at(0));
     waits.begin(&kernel, at(0), &mut fx);
@@ -355,7 +355,7 @@ fn release_by_another_proves_that_the_lock_was_taken_and_an_own_undo_does_not() 
             step = call.replied(&kernel, Ok(refused), at(0), at(10), &mut fx);
         }
         let id = HolderId::parse(OWN_UNDO).expect("an id");
-        let undo = PendingRelease::new((0, &lock), &id, at(60_000), Proof::KeySeen);
+        let undo = PendingRelease::new(&lock, &id, at(60_000), Proof::KeySeen);
         kernel.pending.lock().push(undo, at(20));
         kernel.announced(entry_name(&*lock), released, at(500), &mut fx);
         call.woken(&kernel, at(1_400), &mut fx)

@@ -7,14 +7,14 @@ use crate::kernel::Kernel;
 use crate::kernel::call::Step;
 use crate::kernel::command::What;
 use crate::kernel::effects::Effects;
-use crate::kernel::engine::Outgoing;
+
 use crate::kernel::fault::Fault;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::OperationCell;
 use crate::kernel::unlock::Unlock;
 use crate::kernel::waiter::{Failure, Outcome};
 use crate::protocol::answer::{Answer, Undone};
-use crate::quorum::commands::Commands;
+use crate::runtime::commands::{Commands, ForServer};
 use crate::sim::rules::{ONE_SERVER, at, call, kernel, mutex};
 use crate::token::FencingToken;
 
@@ -34,27 +34,27 @@ impl Client {
         }
     }
 
-    fn due(&mut self, ms: u64) -> Vec<Outgoing> {
+    fn due(&mut self, ms: u64) -> Vec<ForServer> {
         let fx = &mut Effects::default();
         self.engine.due(&self.kernel, at(ms), &ONE_SERVER, fx)
     }
 
     /// Returns the only command that is due.
-    fn one_due(&mut self, ms: u64) -> Outgoing {
+    fn one_due(&mut self, ms: u64) -> ForServer {
         let mut due = self.due(ms);
         assert_eq!(due.len(), 1, "{due:?}");
         due.remove(0)
     }
 
-    fn end(&mut self, out: &Outgoing, end: Result<Answer, Fault>, ms: u64) {
+    fn end(&mut self, out: &ForServer, end: Result<Answer, Fault>, ms: u64) {
         let fx = &mut Effects::default();
         let ends = [at(ms), at(ms)];
         self.engine
-            .ended(&self.kernel, out.ticket, end, ends, &ONE_SERVER, fx);
+            .ended(&self.kernel, out.no, end, ends, &ONE_SERVER, fx);
     }
 
     /// Acquires the lock, and begins to release it.
-    fn releasing(&mut self) -> (Arc<HeldLease>, Arc<OperationCell>, Outgoing) {
+    fn releasing(&mut self) -> (Arc<HeldLease>, Arc<OperationCell>, ForServer) {
         let mut call = call(&self.kernel, &mutex(), false, at(0));
         let fx = &mut Effects::default();
         assert!(matches!(call.begin(&self.kernel, at(0), fx), Step::Park(_)));

@@ -14,7 +14,7 @@ use crate::kernel::fault::Fault;
 use crate::kernel::lease::Wanted;
 use crate::kernel::pending::PendingReleases;
 use crate::kernel::table::entry_name;
-use crate::kernel::undo::{PendingRelease, Proof};
+use crate::kernel::undo::{Counts, PendingRelease, Proof};
 use crate::kernel::unlock::{Unlock, Unlocked};
 use crate::kernel::waiter::{Failure, Outcome, Wait};
 use crate::lost::Lost;
@@ -160,13 +160,11 @@ fn command_that_the_engine_has_ended_is_undone_behind_it_too() {
 fn news_do_not_end_the_release_in_flight() {
     let mut pending = PendingReleases::default();
     let release = PendingRelease {
-        server: 0,
         lock: mutex(),
         id: HolderId::fresh("o"),
         until: at(10_000),
         ends_by: Proof::KeySeen,
-        counts: None,
-        is_place: false,
+        counts: Counts::Lease,
     };
     pending.push(release.clone(), at(0));
     let nothing = || {
@@ -322,7 +320,7 @@ fn second_release_of_an_id_lasts_for_its_own_time() {
     let mut pending = PendingReleases::new(None);
     let id = mutex().fresh_id("o");
     for (began, until) in [(0, 5_000), (4_900, 9_900)] {
-        let release = PendingRelease::new((0, &mutex()), &id, at(until), Proof::KeySeen);
+        let release = PendingRelease::new(&mutex(), &id, at(until), Proof::KeySeen);
         pending.push(release, at(began));
         let sent = pending.take_due(at(began));
         for (_, batch) in &sent {
@@ -334,7 +332,7 @@ fn second_release_of_an_id_lasts_for_its_own_time() {
         }
     }
     pending.take_due(at(6_000));
-    assert!(pending.has_at(0, id.as_str().as_bytes()));
+    assert!(pending.has(id.as_str().as_bytes()));
 }
 
 #[test]
@@ -344,7 +342,7 @@ fn releases_of_the_last_command_timeout_are_repeated_after_a_failover() {
         for (count, noted_at) in noted {
             for _ in 0..*count {
                 let id = mutex().fresh_id("o");
-                let release = PendingRelease::new((0, &mutex()), &id, at(60_000), Proof::AnyAnswer);
+                let release = PendingRelease::new(&mutex(), &id, at(60_000), Proof::AnyAnswer);
                 pending.note_recent(release, at(*noted_at));
             }
         }
@@ -358,42 +356,34 @@ fn releases_of_the_last_command_timeout_are_repeated_after_a_failover() {
     assert_eq!(repeated(&[(65_600, 0)]), 65_536);
 }
 
-/// Those of a server that hangs push out none of another one, and no other lock's.
+/// They push out no other lock's.
 #[test]
-fn too_many_releases_of_a_lock_at_a_server_push_out_the_oldest() {
+fn too_many_releases_of_a_lock_push_out_the_oldest() {
     let mut pending = PendingReleases::new(None);
-    let release = |server, lock: &Arc<dyn Primitive>, ends_by| {
+    let release = |lock: &Arc<dyn Primitive>, ends_by| {
         let id = lock.fresh_id("o");
-        let release = PendingRelease::new((server, lock), &id, at(5_000), ends_by);
+        let release = PendingRelease::new(lock, &id, at(5_000), ends_by);
         (id.as_str().as_bytes().to_vec(), release)
     };
     lower(Some(Bound::KeySeen));
-    let (of_lease, answered) = release(2, &mutex(), Proof::AnyAnswer);
+    let (of_lease, answered) = release(&mutex(), Proof::AnyAnswer);
     pending.push(answered, at(0));
     let mut ids = Vec::new();
-    for (server, lock) in [
-        (0, mutex()),
-        (
-            2,
-            CohortKeys::of(Keys::new("b".into(), "lock:", "lock_release:")),
-        ),
-        (2, mutex()),
-    ] {
+    let other = CohortKeys::of(Keys::new("b".into(), "lock:", "lock_release:"));
+    for lock in [other, mutex()] {
         for _ in 0..3 {
-            let (id, release) = release(server, &lock, Proof::KeySeen);
+            let (id, release) = release(&lock, Proof::KeySeen);
             pending.push(release, at(0));
-            ids.push((server, id));
+            ids.push(id);
         }
     }
-    assert!(ids.iter().all(|(server, id)| pending.has_at(*server, id)));
-    let (_, one_more) = release(2, &mutex(), Proof::KeySeen);
+    assert!(ids.iter().all(|id| pending.has(id)));
+    let (_, one_more) = release(&mutex(), Proof::KeySeen);
     pending.push(one_more, at(0));
     lower(None);
-    let left = ids
-        .iter()
-        .filter(|(server, id)| pending.has_at(*server, id));
+    let left = ids.iter().filter(|id| pending.has(id));
     assert_eq!(left.count(), ids.len() - 1);
-    assert!(!pending.has_at(2, &ids[6].1) && pending.has_at(2, &of_lease));
+    assert!(!pending.has(&ids[3]) && pending.has(&of_lease));
 }
 
 /// Readers have no names in a refusal: one of them may be a reader that this client has left.
@@ -405,7 +395,7 @@ fn call_is_not_refused_by_a_reader_that_is_being_undone() {
         true,
     ));
     let id = reader.fresh_id("o");
-    let release = PendingRelease::new((0, &reader), &id, at(5_000), Proof::KeySeen);
+    let release = PendingRelease::new(&reader, &id, at(5_000), Proof::KeySeen);
     kernel.pending.lock().push(release, at(0));
     let mut once = call(&kernel, &mutex(), false, at(1));
     once.wants.wait = Wait::Once;

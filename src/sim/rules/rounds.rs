@@ -7,7 +7,7 @@ use crate::clock::Instant;
 use crate::error::Cause;
 use crate::kernel::call::{Call, CallTerms, Step};
 use crate::kernel::effects::Effects;
-use crate::kernel::engine::Outgoing;
+
 use crate::kernel::fault::Fault;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::Wanted;
@@ -21,9 +21,10 @@ use crate::protocol::keys::Keys;
 use crate::protocol::mutex::MutexKeys;
 use crate::protocol::primitive::Primitive;
 use crate::protocol::refusal::RefusedName;
-use crate::quorum::commands::Commands;
+use crate::quorum::Quorum;
 use crate::quorum::messages::Messages;
 use crate::quorum::round::Link;
+use crate::runtime::commands::{Commands, ForServer};
 use crate::sim::rules::{SECOND, at};
 use crate::sim::world::Links;
 use crate::token::FencingToken;
@@ -44,14 +45,12 @@ impl Client {
             backstop: 5 * SECOND,
             may_fail_over: false,
             replies_are_final: false,
-            size: Majority::of(3),
             engine_sends: true,
-            is_quorum: true,
             wall: 0,
         };
         Self {
             kernel: Kernel::new(limits, "o"),
-            engine: Commands::default(),
+            engine: Commands::new(Some(Quorum::new(Majority::of(3), SECOND, 0))),
             links: links(&[Link::Up; 3]),
             lock: MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:")),
         }
@@ -65,16 +64,16 @@ impl Client {
         call
     }
 
-    fn due(&mut self, now: Instant) -> Vec<Outgoing> {
+    fn due(&mut self, now: Instant) -> Vec<ForServer> {
         let fx = &mut Effects::default();
         self.engine.due(&self.kernel, now, &self.links, fx)
     }
 
-    fn end(&mut self, out: &Outgoing, end: Result<Answer, Fault>, now: Instant) -> Vec<Outgoing> {
+    fn end(&mut self, out: &ForServer, end: Result<Answer, Fault>, now: Instant) -> Vec<ForServer> {
         let fx = &mut Effects::default();
         let links = &self.links;
         self.engine
-            .ended(&self.kernel, out.ticket, end, [now, now], links, fx)
+            .ended(&self.kernel, out.no, end, [now, now], links, fx)
     }
 
     fn acquired(&mut self) -> Arc<HeldLease> {
@@ -182,7 +181,7 @@ fn a_won_proposal_is_sent_again_while_its_lease_is_open() {
         panic!("not granted");
     };
     let may_resend = |client: &Client, ms| {
-        let ticket = out[2].ticket;
+        let ticket = out[2].no;
         client.engine.may_resend(&client.kernel, ticket, at(ms))
     };
     assert!(may_resend(&client, 2));
@@ -190,7 +189,8 @@ fn a_won_proposal_is_sent_again_while_its_lease_is_open() {
     client
         .kernel
         .begin_unlock(&lease, token, false, at(3), &mut Effects::default());
-    assert!(!may_resend(&client, 3), "its release begins");
+    client.due(at(3));
+    assert!(!may_resend(&client, 3), "its release is behind it");
 }
 
 #[test]
@@ -199,17 +199,9 @@ fn a_lost_proposal_is_not_sent_again() {
     let _call = client.call(at(0));
     let out = client.due(at(0));
     client.end(&out[0], Ok(refused("x")), at(1));
-    assert!(
-        client
-            .engine
-            .may_resend(&client.kernel, out[2].ticket, at(1))
-    );
+    assert!(client.engine.may_resend(&client.kernel, out[2].no, at(1)));
     client.end(&out[1], Ok(refused("x")), at(1));
-    assert!(
-        !client
-            .engine
-            .may_resend(&client.kernel, out[2].ticket, at(1))
-    );
+    assert!(!client.engine.may_resend(&client.kernel, out[2].no, at(1)));
 }
 
 /// The engine ends a release that is overdue, and its round ends in the same turn: one server may
@@ -241,8 +233,8 @@ fn overdue_release_still_waits_for_a_key_that_may_come() {
             client.end(&undo, Ok(Answer::Undone(nothing)), at(ms + 1));
         }
     }
-    let pending = client.kernel.pending.lock();
-    let is_pending = |server| pending.has_at(server, lease.id.as_str().as_bytes());
+    let quorum = client.engine.quorum().unwrap();
+    let is_pending = |server| quorum.has_left(server, lease.id.as_str());
     assert_eq!([0, 1, 2].map(is_pending), [false, false, true]);
 }
 

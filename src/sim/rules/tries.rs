@@ -200,6 +200,7 @@ fn set_that_does_not_wait_goes_behind_a_call_for_one_of_its_names() {
                 deadline: wants.deadline,
                 holder: wants.holder,
                 by_engine: false,
+                side_by_side: false,
             };
             let mut set = SetAcquire::new(wants, at(ms));
             set.begin(&kernel, at(ms), &mut Effects::default())

@@ -3,24 +3,23 @@
 use super::show::{shown_command, shown_end, unknown};
 use super::{
     Actor, Again, Answer, Arc, COMMAND_TIMEOUT, Cause, Checked, Command, Duration, Effects, Family,
-    Link, Links, MS, Mail, NEVER, Outgoing, Peer, Pipe, ServerNo, Ticket, Time, Todo, Up, World,
-    fault,
+    ForServer, Link, Links, MS, Mail, Member, NEVER, Peer, Pipe, Time, Todo, Up, World, fault,
 };
 use crate::holder_id::HolderId;
 use crate::kernel::command::What;
 
 /// The end of a command of the engine.
 struct End {
-    ticket: Ticket,
+    no: u64,
     sent: Time,
     /// Unless it was not written.
     command: Option<Command>,
-    server: ServerNo,
+    server: Member,
     end: Result<Answer, fault::Fault>,
 }
 
 /// A command of the engine that was sent.
-type Sent = (Ticket, Time, Command);
+type Sent = (u64, Time, Command);
 
 impl World {
     pub(super) fn engine(&mut self, client: usize) -> Checked {
@@ -109,9 +108,9 @@ impl World {
                         (pipe.link, pipe.connect_by, pipe.pause) = (Link::Up, NEVER, 100 * MS);
                     }
                     Mail::End(end) => {
-                        let (ticket, sent, command) = pipe.answered();
+                        let (no, sent, command) = pipe.answered();
                         ends.push(End {
-                            ticket,
+                            no,
                             sent,
                             command: Some(command),
                             server,
@@ -137,7 +136,7 @@ impl World {
     /// Applies the end of a command; what follows from it is sent later.
     fn end(&mut self, client: usize, end: End, route: &Links, fx: &mut Effects) {
         let End {
-            ticket,
+            no,
             sent,
             command,
             server,
@@ -153,13 +152,13 @@ impl World {
                 self.ran_twice.remove(id);
             }
         }
-        self.say(|| format!("c{client} engine: ticket {ticket} {}", shown_end(&end)));
+        self.say(|| format!("c{client} engine: command {no} {}", shown_end(&end)));
         let now = self.now;
         let clock = &self.clocks[client];
         let times = [clock.at(sent), clock.at(now)];
         let it = &mut self.clients[client];
         let kernel = Arc::clone(&it.kernel);
-        let more = it.engine.ended(&kernel, ticket, end, times, route, fx);
+        let more = it.engine.ended(&kernel, no, end, times, route, fx);
         it.engine_todo
             .extend(more.into_iter().map(|out| Todo::Write(out, now)));
     }
@@ -168,7 +167,7 @@ impl World {
     fn send_again(
         &mut self,
         client: usize,
-        (ticket, sent, command): Sent,
+        (no, sent, command): Sent,
         to: Again,
         ends: &mut Vec<End>,
     ) {
@@ -179,11 +178,11 @@ impl World {
         let conn = it.pipes[to.peer].conn;
         let may_resend = follows
             && (conn.is_some() || !self.plan.is_quorum())
-            && (it.engine).may_resend(&it.kernel, ticket, self.clocks[client].at(now));
+            && (it.engine).may_resend(&it.kernel, no, self.clocks[client].at(now));
         if !may_resend || sent + COMMAND_TIMEOUT <= now {
             let cause = Cause::text("not sent again");
             ends.push(End {
-                ticket,
+                no,
                 sent,
                 command: None,
                 server: self.server_of(to.peer),
@@ -194,15 +193,15 @@ impl World {
         if to.pause > 0 {
             let at = now + to.pause;
             let paused = &mut self.clients[client].paused;
-            paused.push((at, (ticket, sent, command), to));
+            paused.push((at, (no, sent, command), to));
             return;
         }
-        self.say(|| format!("c{client} engine sends {ticket} again: {to:?}"));
+        self.say(|| format!("c{client} engine sends {no} again: {to:?}"));
         let n = conn.unwrap_or_else(|| self.connect(client, Actor::Engine, to.peer));
         let up = self.up(n, command.clone(), true).again(to);
         let pipe = &mut self.clients[client].pipes[to.peer];
         (pipe.conn, pipe.link) = (Some(n), Link::Up);
-        pipe.sent.push_back((ticket, sent, command));
+        pipe.sent.push_back((no, sent, command));
         self.send(n, up);
     }
 
@@ -218,14 +217,14 @@ impl World {
         if is_late || std::mem::take(&mut pipe.is_closed) || now >= pipe.connect_by {
             let unwritten = pipe.conn.map_or(0, |n| self.conns[n].unwritten);
             let written = pipe.sent.len().saturating_sub(unwritten);
-            for (at, (ticket, sent, command)) in pipe.sent.drain(..).enumerate() {
+            for (at, (no, sent, command)) in pipe.sent.drain(..).enumerate() {
                 let fault = if at < written {
                     unknown()
                 } else {
                     fault::Fault::NotRun(Cause::text("half of it was written"))
                 };
                 ends.push(End {
-                    ticket,
+                    no,
                     sent,
                     command: Some(command),
                     server,
@@ -240,10 +239,10 @@ impl World {
             self.say(|| format!("c{client} s{server} is {link:?}"));
         }
         let pipe = &mut self.clients[client].pipes[peer];
-        for (ticket, sent) in pipe.unsent.drain(..) {
+        for (no, sent) in pipe.unsent.drain(..) {
             let fault = fault::Fault::NotRun(Cause::text("connecting"));
             ends.push(End {
-                ticket,
+                no,
                 sent,
                 command: None,
                 server,
@@ -269,7 +268,7 @@ impl World {
         }
     }
 
-    pub(super) fn write_engine(&mut self, client: usize, out: Outgoing, decided: Time) {
+    pub(super) fn write_engine(&mut self, client: usize, out: ForServer, decided: Time) {
         let now = self.now;
         // The thread stood still: a command whose time is over is not sent.
         let is_over = now >= decided + COMMAND_TIMEOUT;
@@ -278,17 +277,17 @@ impl World {
             self.dial(client, peer);
         }
         self.say(|| {
-            let (ticket, command) = (out.ticket, shown_command(&out.command));
-            format!("c{client} engine sends {ticket} to s{peer}: {command}")
+            let (no, command) = (out.no, shown_command(&out.command));
+            format!("c{client} engine sends {no} to s{peer}: {command}")
         });
         let pipe = &mut self.clients[client].pipes[peer];
         match pipe.conn.filter(|_| !is_over && pipe.link == Link::Up) {
             Some(n) => {
-                pipe.sent.push_back((out.ticket, now, out.command.clone()));
+                pipe.sent.push_back((out.no, now, out.command.clone()));
                 let up = self.up(n, out.command, true);
                 self.send(n, up);
             }
-            None => pipe.unsent.push((out.ticket, now)),
+            None => pipe.unsent.push((out.no, now)),
         }
     }
 

@@ -1,6 +1,6 @@
 //! The faults of a plan: what they do to the servers, their connections and the clients.
 
-use super::{Actor, Arc, Checked, Effects, Event, GOES_ON, NEVER, ServerNo, Time, World};
+use super::{Actor, Arc, Checked, Effects, Event, GOES_ON, Member, NEVER, Time, World};
 use crate::sim::plan::{Fault, ServerFault};
 use crate::sim::server::Copy;
 
@@ -49,7 +49,7 @@ impl World {
         Ok(())
     }
 
-    fn server_fault(&mut self, server: ServerNo, fault: ServerFault) -> Checked {
+    fn server_fault(&mut self, server: Member, fault: ServerFault) -> Checked {
         let now = self.now;
         match fault {
             ServerFault::Cut(client, actor, is_silent) => {
@@ -102,7 +102,7 @@ impl World {
     }
 
     /// A server answers nothing for a time, and then loses its connections.
-    fn takes_down(&mut self, server: ServerNo, time: Time) {
+    fn takes_down(&mut self, server: Member, time: Time) {
         let it = &mut self.servers[server];
         it.down_until = it.down_until.max(self.now + time);
         let back = it.down_until;
@@ -110,7 +110,7 @@ impl World {
     }
 
     /// A server serves again; its connections are gone, and nothing that was under way runs.
-    pub(super) fn back(&mut self, server: ServerNo) {
+    pub(super) fn back(&mut self, server: Member) {
         if self.now < self.servers[server].down_until {
             return;
         }
@@ -158,7 +158,7 @@ impl World {
         it.was_suspended = true;
     }
 
-    fn take_foreign(&mut self, server: ServerNo, name: u64, time: Time) {
+    fn take_foreign(&mut self, server: Member, name: u64, time: Time) {
         self.foreign += 1;
         let (name, holder) = (format!("n{name}"), format!("foreign{}", self.foreign));
         self.servers[server].take_foreign(&name, &holder, time, self.now);
@@ -175,7 +175,7 @@ impl World {
     }
 
     /// Another server takes the place of this one, with a copy of its data, or none.
-    fn fail_over(&mut self, server: ServerNo, copy: Option<Copy>) -> Checked {
+    fn fail_over(&mut self, server: Member, copy: Option<Copy>) -> Checked {
         self.has_old_data |= copy.is_some();
         let it = &mut self.servers[server];
         it.restore(copy.unwrap_or_default(), self.now);

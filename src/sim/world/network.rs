@@ -2,8 +2,8 @@
 
 use super::show::{not_replicated, rejected, shown_answer, shown_command, unknown};
 use super::{
-    Actor, Again, Cause, Checked, Command, Conn, Down, Event, Family, GOES_ON, MS, Mail, Peer,
-    ServerNo, Time, Up, VecDeque, World, fault,
+    Actor, Again, Cause, Checked, Command, Conn, Down, Event, Family, GOES_ON, MS, Mail, Member,
+    Peer, Time, Up, VecDeque, World, fault,
 };
 use crate::kernel::command::{Attempt, What};
 use crate::protocol::answer::Answer;
@@ -231,7 +231,7 @@ impl World {
     }
 
     /// A proxy runs a command twice: returns it unless the second time is later.
-    fn runs_twice(&mut self, n: usize, server: ServerNo, up: Up) -> Option<Up> {
+    fn runs_twice(&mut self, n: usize, server: Member, up: Up) -> Option<Up> {
         let Up::Command {
             command,
             mark,
@@ -265,7 +265,7 @@ impl World {
     }
 
     /// A server runs a command, or refuses it.
-    fn runs(&mut self, n: usize, server: ServerNo, up: Up) {
+    fn runs(&mut self, n: usize, server: Member, up: Up) {
         let client = self.conns[n].client;
         let Up::Command {
             command,
@@ -336,7 +336,7 @@ impl World {
     fn rejects_unrun(
         &self,
         n: usize,
-        server: ServerNo,
+        server: Member,
         command: &Command,
         has_source: bool,
     ) -> Option<Down> {
@@ -365,7 +365,7 @@ impl World {
     }
 
     /// Returns whether a script fails after it has made a place, or granted others.
-    fn rejects_half(&self, server: ServerNo, command: &Command, answer: &Answer) -> bool {
+    fn rejects_half(&self, server: Member, command: &Command, answer: &Answer) -> bool {
         let has_place = match &command.what {
             What::Acquire { attempt, .. } => {
                 matches!((attempt, answer), (Attempt::Enter(_), Answer::Refused(_)))
@@ -376,7 +376,7 @@ impl World {
         has_place && self.servers[server].rejects(Why::Half, self.now)
     }
 
-    pub(super) fn deliver_messages(&mut self, server: ServerNo) {
+    pub(super) fn deliver_messages(&mut self, server: Member) {
         for (client, message) in self.servers[server].take_messages() {
             let is_lost = self.plan.family == Family::ShortTtl && self.net.chance(30);
             if is_lost || self.now < self.clients[client].loses_until {
@@ -496,7 +496,7 @@ impl World {
     }
 
     /// Returns the connection of an actor to a server.
-    pub(super) fn conn_of(&self, client: usize, actor: Actor, server: ServerNo) -> Option<usize> {
+    pub(super) fn conn_of(&self, client: usize, actor: Actor, server: Member) -> Option<usize> {
         let peer = self.peer_of(client, server);
         let client = &self.clients[client];
         match actor {

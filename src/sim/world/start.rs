@@ -10,9 +10,10 @@ use super::{
 };
 use crate::kernel::{Kernel, Limits};
 use crate::majority::Majority;
-use crate::quorum::commands::Commands;
+use crate::quorum::Quorum;
 use crate::quorum::messages::Messages;
 use crate::quorum::round::Link;
+use crate::runtime::commands::Commands;
 use crate::sim::plan::{Actor, Family, Plan, Rng};
 use crate::sim::server::{MS, START, Server};
 
@@ -84,11 +85,11 @@ impl World {
             backstop: Duration::from_secs(if is_quorum { 12 } else { 1 }),
             may_fail_over: self.plan.family == Family::Failover,
             replies_are_final: !is_quorum && self.plan.family != Family::Failover,
-            size: Majority::of(self.plan.servers),
             engine_sends: self.plan.engine_sends(),
-            is_quorum,
             wall,
         };
+        let size = Majority::of(self.plan.servers);
+        let quorum = is_quorum.then(|| Quorum::new(size, limits.command_timeout, wall));
         let caller = |thread: usize| Caller {
             state: State::Idle(0),
             todo: VecDeque::new(),
@@ -116,9 +117,9 @@ impl World {
         // One server may be two nodes of a cluster.
         let peers = self.plan.servers.max(2);
         Client {
-            messages: Messages::new(limits.size),
+            messages: Messages::new(size),
             kernel: Arc::new(Kernel::new(limits, &format!("c{n}"))),
-            engine: Commands::default(),
+            engine: Commands::new(quorum),
             engine_todo: VecDeque::new(),
             pipes: (0..peers).map(pipe).collect(),
             paused: Vec::new(),

@@ -144,6 +144,7 @@ impl World {
                 deadline,
                 holder: Holder::default(),
                 by_engine: by_engine || self.plan.engine_sends(),
+                side_by_side: self.plan.is_quorum(),
             });
         }
         let lock = self.lock_of(client, name, kind);
