@@ -47,7 +47,8 @@ impl HolderId {
         let mut id = String::with_capacity(owner.len() + 1 + uuid.len());
         id.push_str(owner);
         id.push(':');
-        id.push_str(uuid);
+        id.push_str(&uuid[..uuid.len() - NUMBER]);
+        id.push_str(FIRST);
         Self {
             text: id.into(),
             owner_at: 0,
@@ -81,6 +82,37 @@ impl HolderId {
         let (number, _) = id.text.split_once(' ')?;
         let (permits, owner_at) = (number.parse().ok()?, number.len() + 1);
         Some((Self { owner_at, ..id }, permits))
+    }
+
+    /// Returns the id under which the lease is at a member of a quorum that it has joined, for the
+    /// `number`-th time.
+    pub(crate) fn numbered(&self, number: u16) -> Self {
+        if number == 0 {
+            return self.clone();
+        }
+        let base = &self.text[..self.text.len() - NUMBER];
+        Self {
+            text: format!("{base}{number:03x}").into(),
+            owner_at: self.owner_at,
+        }
+    }
+
+    /// Returns the number of an id that [`numbered`](Self::numbered) has made.
+    pub(crate) fn number(&self) -> u16 {
+        let digits = &self.text[self.text.len() - NUMBER..];
+        u16::from_str_radix(digits, 16).unwrap_or(0)
+    }
+
+    /// Returns the lease's id for the id that it has at a member of a quorum.
+    pub(crate) fn base(&self) -> Self {
+        if self.text.ends_with(FIRST) {
+            return self.clone();
+        }
+        let base = &self.text[..self.text.len() - NUMBER];
+        Self {
+            text: format!("{base}{FIRST}").into(),
+            owner_at: self.owner_at,
+        }
     }
 
     /// Returns the whole id, exactly as in Redis.
@@ -117,6 +149,12 @@ impl HolderId {
         owner.get(self.owner_at..).unwrap_or_default()
     }
 
+    fn is_of_version_4(&self) -> bool {
+        // Its 15th digit is the version.
+        let uuid = self.text.len() - Hyphenated::LENGTH;
+        self.text.as_bytes()[uuid + 14] == b'4'
+    }
+
     /// Returns the owner and the first eight digits of the uuid, for display.
     ///
     /// Unprintable characters are escaped, and a long owner is truncated.
@@ -135,6 +173,30 @@ impl HolderId {
         let end = (start + 9).min(self.text.len());
         Short(owner, self.text.get(start..end).unwrap_or_default())
     }
+}
+
+/// How many of the last digits of an id are a number.
+const NUMBER: usize = 3;
+
+/// The number of a fresh id. The other digits have 110 random bits.
+const FIRST: &str = "000";
+
+/// The highest number.
+pub(crate) const MOST_NUMBERS: u16 = 0xfff;
+
+/// Returns whether two values of a lock's key are ids of one lease: they differ in their numbers at
+/// most.
+pub(crate) fn is_same_holder(one: &[u8], other: &[u8]) -> bool {
+    if one == other {
+        return true;
+    }
+    let ids = HolderId::parse(one).zip(HolderId::parse(other));
+    ids.is_some_and(|(one, other)| {
+        let of_uuid = |id: &HolderId| id.text.len() - NUMBER;
+        one.text[..of_uuid(&one)] == other.text[..of_uuid(&other)]
+            && one.is_of_version_4()
+            && other.is_of_version_4()
+    })
 }
 
 impl fmt::Display for HolderId {
@@ -190,6 +252,25 @@ mod tests {
         assert_eq!(HolderId::parse(id.as_str().as_bytes()), Some(id.clone()));
         assert_eq!(id.short().to_string().len(), "web:1/7".len() + 9);
         assert_ne!(id, HolderId::fresh("web:1/7"));
+    }
+
+    #[test]
+    fn numbered_ids_are_those_of_one_holder() {
+        let id = HolderId::fresh("web");
+        assert_eq!((id.numbered(0), id.base()), (id.clone(), id.clone()));
+        let joined = id.numbered(0x1a);
+        assert!(joined.as_str().ends_with("01a"));
+        assert_eq!((joined.base(), joined.number()), (id.clone(), 0x1a));
+        let is_same = |one: &str, other: &str| is_same_holder(one.as_bytes(), other.as_bytes());
+        assert!(is_same(id.as_str(), joined.as_str()));
+        assert!(!is_same(id.as_str(), HolderId::fresh("web").as_str()));
+        let of_other = joined.as_str().replacen("web", "wex", 1);
+        assert!(!is_same(id.as_str(), &of_other));
+        assert!(!is_same("foreign-000", "foreign-001"));
+        let version_1 = ["000", "001"].map(|it| format!("a:123e4567-e89b-12d3-a456-426614174{it}"));
+        assert!(!is_same(&version_1[0], &version_1[1]));
+        let permits = HolderId::fresh_of_permits(2, "web");
+        assert_eq!(permits.numbered(7).base().owner(), "web");
     }
 
     #[test]

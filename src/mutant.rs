@@ -129,6 +129,24 @@ mistakes! {
         ReleaseEndsTheUnknown,
         /// A release that has no reply from a minority is not repeated there.
         MissingReleaseIsForgotten,
+        /// A member whose key somebody has deleted joins again.
+        DeletedIsHealed,
+        /// A member joins under the id that its key had before.
+        JoinTakesTheOldId,
+        /// A member joins with the first token of the lease, although later ones may be in use.
+        JoinBringsTheFirstToken,
+        /// A member that refuses a join by an id of the lease counts for it.
+        OwnIdJoins,
+        /// A late reply about an earlier key of a lease is about its present one.
+        LateVoteOfAnotherId,
+        /// A key of a member that has joined a lease counts for another holder.
+        JoinedIsAnotherHolder,
+        /// A member without the key counts for the lease.
+        EmptySlotIsOurs,
+        /// A lease is forgotten once it is not valid any more, although its keys last longer.
+        LeaseIsForgottenEarly,
+        /// A message about the release of a joined key is not told as one of its lease.
+        MessageIsNotTranslated,
         /// A proposal is sent again although its release is behind it.
         ProposalIsResentLate,
         /// A change of ttl that may run later at one server is forgotten.

@@ -18,9 +18,10 @@ use crate::error::Error;
 use crate::holder::Holder;
 use crate::logging;
 use crate::name::Name;
+use crate::protocol::answer::Answer;
 use crate::protocol::primitive::{AtRelease, Primitive, RedisQueue};
 use crate::protocol::script::Call;
-use crate::redis::{Cap, Fault};
+use crate::redis::{Cap, Deployment, Fault};
 use crate::taken::Taken;
 use crate::token::FencingToken;
 
@@ -550,11 +551,15 @@ impl Mutex {
     ///
     /// The errors of [`force_unlock`](Self::force_unlock).
     pub fn force_unlock_from(&self, holder: &Holder) -> Result<bool, Error> {
-        let call = self.keys.release(holder.seen(), AtRelease::Usual);
+        let value = holder.seen();
+        let call = self.keys.release(value, AtRelease::Usual);
         // A release that grants the lock to a client in the queue sends the holder no message. So a
         // plain lock uses the script without a queue. Fair and read-write locks have none.
         let call = call.without_queue().unwrap_or(call);
-        let is_released = self.release_by(call)?;
+        let is_released = self.released(|deployment, until| match deployment.quorum() {
+            Some(quorum) => quorum.release_holder(&*self.keys, value, until),
+            None => deployment.call(call, until, Cap::Exempt),
+        })?;
         if is_released {
             logging::warn!(
                 name:% = self.keys;
@@ -566,10 +571,18 @@ impl Mutex {
 
     /// Sends `call`, a release on behalf of a holder; returns whether that holder had the lease.
     pub(super) fn release_by(&self, call: Call<'_>) -> Result<bool, Error> {
+        self.released(|deployment, until| deployment.call(call, until, Cap::Exempt))
+    }
+
+    /// Returns whether a release, which waits for a command timeout at most, found the holder.
+    fn released(
+        &self,
+        release: impl FnOnce(&Deployment, Instant) -> Result<Answer, Fault>,
+    ) -> Result<bool, Error> {
         let runtime = &self.core.runtime;
         self.check()?;
         let until = Instant::now().after(runtime.deployment.command_timeout());
-        let answer = runtime.deployment.call(call, until, Cap::Exempt);
+        let answer = release(&runtime.deployment, until);
         let answer = answer.map_err(|fault| runtime.deployment.error(fault))?;
         Ok(answer.is_done())
     }

@@ -124,8 +124,9 @@
 //! - **A fair lock, a read-write lock or a semaphore** is available for one server, Sentinel and
 //!   Cluster. Redis ends the leases of readers and permits by the clock of the master: after a
 //!   failover to a replica with another clock, they end earlier or later by the difference.
-//! - **A quorum** does not tolerate [servers that lose
-//!   data](crate::guide::quorum#limits-of-a-quorum).
+//! - **A quorum** [heals](crate::guide::quorum#healing) a server that has lost its data, one at a
+//!   time. It does not tolerate [several that lose
+//!   data](crate::guide::quorum#limits-of-a-quorum) within one renewal.
 //! - **DNS that does not answer.** If the name of the server does not resolve in half of the
 //!   [`connect_timeout`](crate::ClientBuilder::connect_timeout), the client connects to the address
 //!   that last answered a write, for at most a minute after the last answer of DNS. In that time

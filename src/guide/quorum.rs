@@ -17,8 +17,10 @@
 //! left, [`lock`](crate::Mutex::lock) fails with [`Error::Unreachable`] after
 //! [`unreachable_for`](crate::ClientBuilder::unreachable_for), and names the reason.
 //!
-//! A quorum keeps locks available when any single server fails, without a failover. It does not
-//! tolerate servers that lose data:
+//! A quorum keeps locks available when any single server fails, without a failover, and it heals: a
+//! server that comes back without its data, or after more than a ttl, gets the keys of the leases
+//! that are held back with their next renewals ([healing](#healing)). It does not tolerate several
+//! servers that lose data within one renewal:
 //!
 //! - Let each server persist every write (`appendonly yes`, `appendfsync always`), or restart it no
 //!   sooner than the longest ttl after it went down.
@@ -52,6 +54,24 @@
 //!   for different holder ids or different tokens are never added up: together they can look like
 //!   a majority that no single proposal had.
 //!
+//! # Healing
+//!
+//! A lease that is held for long outlives restarts of all servers, one after the other, although
+//! each loses its data. When a renewal finds the key gone at a server, and the connection of this
+//! client that had last confirmed it there has ended since, the next renewal sets it again: once a
+//! majority of *other* servers has confirmed the lease in that renewal. So restart the servers of a
+//! quorum one at a time, with a renewal (a third of the ttl) and the time to connect again between
+//! two of them: with the default ttl of 10 s, ten seconds are enough.
+//!
+//! * What is released stays released. `force_unlock`, `DEL` and `FLUSHALL` end no connection, so a
+//!   key that they remove is not set again, and a lease that too few servers have is lost.
+//! * At the server that was healed, the key has another holder id: the last three digits are a
+//!   number, which is 000 for a fresh lease. [`inspect`](crate::Mutex::inspect), lists and
+//!   `force_unlock` know it as the same holder. No number is used twice for a lease, so that a
+//!   command that runs late finds none of its later keys. After 4,095 joins a lease is not healed
+//!   any more.
+//! * The counter of that server is raised to the last token of the lease, and never lowered.
+//!
 //! # Limits of a quorum
 //!
 //! * *A key that expires early* (a server's clock jumps ahead, an eviction, a manual deletion) can
@@ -64,17 +84,19 @@
 //!   holder counts as if it had become the holder at that time.
 //! * *A server that loses data* (an empty restart, `FLUSHALL`, an old snapshot, a failover to a
 //!   lagging replica) breaks both mutual exclusion and the order of tokens. One such server is
-//!   enough: servers 1 and 2 grant to A, server 1 restarts empty, and servers 1 and 3 grant to B.
-//!   Neither of these two knows A's token, so B's token can be lower. Tokens then follow the
+//!   enough, until A's lease is whole and renewed again: servers 1 and 2 grant to A, server 1
+//!   restarts empty, and servers 1 and 3 grant to B. Neither of these two knows A's token, so B's
+//!   token can be lower. Tokens then follow the
 //!   clients' clocks alone, and rise only as far as these agree. If the server stays down for the
 //!   longest ttl, mutual exclusion holds. The order of tokens holds only if the server keeps its
 //!   data (`appendfsync always`).
-//! * *A server that was away for longer than a ttl*, or comes back without its data, no longer has
-//!   the keys of the leases that were held meanwhile. A renewal does not set them again. So a lease
-//!   loses the vote of that server for as long as it is held, although the server works again. With
-//!   3 servers, a second such absence of another server, even days later, ends every lease that was
-//!   held during both. Before you restart another server, let long holders release and lock again,
-//!   or keep each restart shorter than half of the ttl, with data that is persisted.
+//! * *A lease that is not whole.* A lock is held once a majority has granted it. Until its first
+//!   renewal, the last servers may not have its key: one of 3 that refused it, or was slow to
+//!   connect. If another server loses its data before that, the lease is lost.
+//! * *A key that an operator deletes at single servers*, one after the other, more than a renewal
+//!   apart, and each time while the connection of the holder to that server breaks, looks like
+//!   restarts: the lease lives on. [`force_unlock`](crate::Mutex::force_unlock) releases a lock at all servers
+//!   at once, and so ends it.
 //! * Counters expire 25 hours after the last grant. A counter that was set by a clock further ahead
 //!   can expire before other clients' clocks reach it. Later tokens can then be lower.
 //! * The clocks must run at the same rate, within the

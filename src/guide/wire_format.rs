@@ -4,7 +4,7 @@
 //!
 //! | key or channel | type | contents |
 //! |---|---|---|
-//! | `lock:x` | string with a ttl | the holder id, `<owner>:<uuid>`; the key exists while the lock is held, or kept by a set that waits |
+//! | `lock:x` | string with a ttl | the holder id, `<owner>:<uuid>`, which ends in `000`, or in a number at a server of a quorum that was healed; the key exists while the lock is held, or kept by a set that waits |
 //! | `leasehold:fence:{lock:x}` | string, expires after 24 to 25 hours, counted from the time that the token is made of if the clock was set back | the last fencing token |
 //! | `lock_release:x` | channel | the holder id, for each release that frees the lock; `next <n> <holder id>` after a plain release, which frees it although *n* of the first 100 places wait: the id is that of the first one |
 //! | `leasehold:queue:{lock:x}` | list | the queue of plain, fair and read-write locks and of sets: holder ids in order of arrival |

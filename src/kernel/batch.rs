@@ -30,7 +30,8 @@ pub(crate) struct Batch {
 pub(crate) struct Settled {
     /// The lock, if something was removed: it may be free.
     pub(crate) freed: Option<Arc<dyn Primitive>>,
-    /// The releases that have their first answer, and whether they have released something.
+    /// The releases that have their first answer, and whether they have released something, or may
+    /// have by an earlier try.
     pub(crate) answered: Vec<(HolderId, bool)>,
 }
 

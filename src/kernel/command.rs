@@ -78,6 +78,8 @@ pub(crate) enum Attempt {
     Enter(Listens),
     /// Proposes this token.
     Propose(u64),
+    /// Takes a free key for a lease that other servers keep: this is its last token.
+    Join(u64),
 }
 
 impl Attempt {
@@ -88,7 +90,7 @@ impl Attempt {
     /// Returns the token that it proposes.
     pub(crate) fn proposes(self) -> Option<u64> {
         match self {
-            Self::Propose(token) => Some(token),
+            Self::Propose(token) | Self::Join(token) => Some(token),
             Self::Once | Self::Enter(_) => None,
         }
     }
@@ -125,6 +127,18 @@ impl Command {
         Self { replicas, ..self }
     }
 
+    /// Returns the same command for another id of its lease.
+    pub(crate) fn under(mut self, other: HolderId) -> Self {
+        match &mut self.what {
+            What::Acquire { id, .. }
+            | What::Leave { id, .. }
+            | What::Renew { id, .. }
+            | What::Downgrade { id, .. } => *id = other,
+            What::Refresh { .. } | What::Undo { .. } | What::RenewMany { .. } => {}
+        }
+        self
+    }
+
     /// Returns the holder id of an acquiring command.
     pub(crate) fn acquires(&self) -> Option<&HolderId> {
         match &self.what {
@@ -154,14 +168,9 @@ impl Command {
                 ttl: *ttl,
                 tokens: *tokens,
                 proposed: attempt.proposes(),
+                joins: matches!(attempt, Attempt::Join(_)),
                 after: self.after(),
-                queueing: match attempt {
-                    Attempt::Enter(listens) => Queueing::Join(NewPlace {
-                        inbox: channel(*listens, inbox, &none),
-                        reached: inbox.reached,
-                    }),
-                    Attempt::Once | Attempt::Propose(_) => Queueing::Barge,
-                },
+                queueing: queueing(*attempt, inbox, &none),
             })),
             What::Refresh {
                 tokens,
@@ -201,6 +210,16 @@ impl Command {
             }
             What::Downgrade { id, ttl } => send(lock.downgrade(id, *ttl)),
         }
+    }
+}
+
+fn queueing<'a>(attempt: Attempt, inbox: &'a Inbox, none: &'a Vec<u8>) -> Queueing<'a> {
+    match attempt {
+        Attempt::Enter(listens) => Queueing::Join(NewPlace {
+            inbox: channel(listens, inbox, none),
+            reached: inbox.reached,
+        }),
+        Attempt::Once | Attempt::Propose(_) | Attempt::Join(_) => Queueing::Barge,
     }
 }
 

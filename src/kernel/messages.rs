@@ -67,12 +67,11 @@ impl Kernel {
             .with_existing(name, |entry, cx| entry.announced(payload, cx));
     }
 
-    /// A server has announced a release of the lease with this id there. If this client
-    /// has it, somebody else has released it: it is checked at once.
-    pub(crate) fn doubt(&self, name: &Name, id: &[u8], now: Instant, fx: &mut Effects) {
-        self.at(now, fx).with_existing(name, |entry, cx| {
-            entry.doubt(id, cx);
-        });
+    /// A release of the lease with this id was announced, or its key is missing somewhere. If this
+    /// client has it, it is checked at once. Returns whether that is so.
+    pub(crate) fn doubt(&self, name: &Name, id: &[u8], now: Instant, fx: &mut Effects) -> bool {
+        let doubted = (self.at(now, fx)).with_existing(name, |entry, cx| entry.doubt(id, cx));
+        doubted == Some(true)
     }
 
     /// Messages of this name have arrived since then: earlier ones may have been missed.

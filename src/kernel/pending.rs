@@ -47,6 +47,8 @@ pub(crate) struct PendingReleases {
     is_closing: bool,
     /// A shutdown waits for the releases of before, too.
     pub(crate) awaits_open: bool,
+    /// The ids of releases that have ended without an answer, for somebody who waits for them.
+    unheard: Option<Vec<HolderId>>,
     has_ended: bool,
     /// When the client last learnt that another server is the master.
     moved_at: Option<Instant>,
@@ -87,6 +89,28 @@ impl PendingReleases {
         let mut pending = Self::default();
         pending.ended.keeps_recent = keeps_recent;
         pending
+    }
+
+    /// Returns the pending releases of a member: somebody waits for their ends.
+    pub(crate) fn of_member() -> Self {
+        Self {
+            unheard: Some(Vec::new()),
+            ..Self::default()
+        }
+    }
+
+    /// Returns the ids of the releases that have ended without an answer since the last time.
+    pub(crate) fn take_unheard(&mut self) -> Vec<HolderId> {
+        self.unheard
+            .as_mut()
+            .map(std::mem::take)
+            .unwrap_or_default()
+    }
+
+    /// Returns whether a release of an id is pending, and no reply has answered it.
+    pub(crate) fn awaits(&self, id: &HolderId) -> bool {
+        let mut found = self.serials(id).filter_map(|it| self.pending.get(&it));
+        found.any(|it| !it.was_answered)
     }
 
     /// Returns whether this is the id of a release that is pending, or has ended since `sent`: it
@@ -176,6 +200,15 @@ impl PendingReleases {
         self.is_closing = true;
         self.groups.close();
         for serial in self.open() {
+            self.send_next(serial);
+        }
+    }
+
+    /// Sends all releases that no reply has answered once more, whatever they count as.
+    pub(crate) fn send_unanswered(&mut self) {
+        let open = self.pending.iter().filter(|(_, it)| !it.was_answered);
+        let open: Vec<u64> = open.map(|(serial, _)| *serial).collect();
+        for serial in open {
             self.send_next(serial);
         }
     }
@@ -424,6 +457,9 @@ impl PendingReleases {
         self.groups.remove(pending.group, serial);
         if !pending.was_answered {
             note_answered(&mut self.unanswered, &name_of(&pending.release));
+            if let Some(unheard) = &mut self.unheard {
+                unheard.push(pending.release.id);
+            }
         }
     }
 }

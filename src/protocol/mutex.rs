@@ -87,7 +87,12 @@ pub(super) fn acquire<'a>(
         None => (acquire, [unless_one(request.tokens), Arg::Absent]),
         Some(token) => {
             let last = token.saturating_add(wanted.reserved);
-            (propose, [Arg::Number(token), unless_one(last)])
+            let last = if request.joins {
+                Arg::Number(0)
+            } else {
+                unless_one(last)
+            };
+            (propose, [Arg::Number(token), last])
         }
     };
     let args = [Arg::id(request.id), Arg::millis(request.ttl), first, second];

@@ -106,6 +106,8 @@ pub(crate) struct Acquire<'a> {
     pub(crate) tokens: u64,
     /// The first token, if the client proposes it to the servers of a quorum.
     pub(crate) proposed: Option<u64>,
+    /// Other servers keep the lease: a free key is taken whatever the token.
+    pub(crate) joins: bool,
     /// Acquires one token, and only while this key has this value: the lock and the holder id of
     /// the call before. A fair lock does not have such calls.
     pub(crate) after: Option<(&'a [u8], &'a [u8])>,

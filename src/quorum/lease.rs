@@ -1,40 +1,56 @@
-//! The leases over a quorum: what each has at each member, and until when it counts.
+//! The leases over a quorum: under which id each member has the key, and until when it counts.
 //!
 //! ```text
-//! a member: Empty ◀──refused, not sent── Asked ──granted──▶ Has ──found released──▶ Released
-//!             ▲                            └──no reply──▶ Unknown                  or Empty
-//!             └──a release found nothing── Has, Unknown
+//!          no reply: its undo is pending there         a renewal finds it gone, and the connection
+//!        ┌────────────────────────────────────┐        that confirmed it last has ended since
+//!        ▼                                    │              ┌──────────────────────────┐
+//!      Empty ──acquire, join: the next number─▶ Asked ──granted──▶ Has ─────────────────┼──▶ Empty
+//!        ▲                                    │                   │ │ gone, and it has not
+//!        └──refused, not sent─────────────────┘                   │ └──────────────────▶ Closed
+//!                                                                 └──released──────────▶ Released
 //! ```
+//!
+//! A member whose slot is empty is joined in a renewal (`heal.rs`); one whose slot is closed never
+//! is: somebody has deleted the key there.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
-use crate::kernel::undo::Proof;
 use crate::majority::Member;
+use crate::mutant::{Mutant, is_on};
+use crate::protocol::primitive::Primitive;
+
+/// The number of a round. A later one is higher.
+pub(crate) type RoundNo = u64;
+
+/// The number of a connection to a member. A later one is higher.
+pub(crate) type LinkNo = u64;
 
 /// What a member has of a lease, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Slot {
-    /// Nothing, and no command will change that.
-    Empty,
-    /// The acquiring command was sent, and has no reply yet.
-    Asked,
-    Has,
-    /// The acquiring command may have run, or may run later.
-    Unknown,
+    /// Nothing. This was the newest round when that became known.
+    Empty(RoundNo),
+    /// A command that may take the key under the id with this number was sent, and has no reply
+    /// yet. The slot was empty since that round.
+    Asked(u16, RoundNo),
+    /// The key has the id with this number, as the last reply over this connection said.
+    Has(u16, LinkNo),
     /// It had the key, and has released it.
     Released,
+    /// Nothing, and somebody has deleted it there.
+    Closed,
 }
 
 impl Slot {
-    /// Returns the reply that ends a release there; `None` if there is nothing to release.
-    pub(super) fn ends_by(self) -> Option<Proof> {
+    /// Returns the number of the id that may have the key.
+    pub(super) fn number(self) -> Option<u16> {
         match self {
-            Self::Empty | Self::Released => None,
-            Self::Unknown => Some(Proof::KeySeen),
-            Self::Has | Self::Asked => Some(Proof::AnyAnswer),
+            Self::Asked(number, _) | Self::Has(number, _) => Some(number),
+            Self::Empty(_) | Self::Released | Self::Closed => None,
         }
     }
 }
@@ -52,8 +68,14 @@ pub(super) struct Leases {
 
 #[derive(Debug)]
 pub(super) struct Lease {
+    pub(super) lock: Arc<dyn Primitive>,
     pub(super) slots: Box<[Slot]>,
-    /// Until when it is certainly held, unless it is over.
+    /// The last token of its block.
+    pub(super) last_token: u64,
+    /// The number of the next id.
+    pub(super) next_number: u16,
+    /// Until when it is held, unless it is over, as far as its commands say. The kernel may know of
+    /// an earlier end.
     pub(super) valid_until: Instant,
     /// It is being released, or was lost.
     pub(super) is_over: bool,
@@ -64,10 +86,49 @@ pub(super) struct Lease {
 }
 
 impl Lease {
+    pub(super) fn new(
+        lock: &Arc<dyn Primitive>,
+        slots: Box<[Slot]>,
+        last_token: u64,
+        ttl: Duration,
+        [valid_until, forget_at]: [Instant; 2],
+    ) -> Self {
+        Self {
+            lock: Arc::clone(lock),
+            slots,
+            last_token,
+            next_number: 1,
+            valid_until,
+            is_over: false,
+            longest: ttl,
+            forget_at,
+        }
+    }
+
+    /// A majority has confirmed it, until then at least. A check asks for a ttl that the keys have
+    /// anyway: only a command that `may_shorten` ends a lease earlier.
+    pub(super) fn set_end(&mut self, end: Instant, may_shorten: bool) {
+        if may_shorten {
+            self.valid_until = end;
+        } else {
+            self.valid_until = self.valid_until.max(end);
+        }
+    }
+
+    /// Returns whether it is certainly held at `now`.
+    pub(super) fn is_valid(&self, now: Instant) -> bool {
+        !self.is_over && now < self.valid_until
+    }
+
     /// Returns for how long its keys may exist if no release arrives. A delayed command may run
     /// just before a key expires, and set its longest ttl once more.
     pub(super) fn may_last(&self) -> Duration {
         self.longest.saturating_mul(2)
+    }
+
+    /// Returns its longest ttl.
+    pub(super) fn longest(&self) -> Duration {
+        self.longest
     }
 
     /// A command gives its keys this ttl, and may last until then.
@@ -76,44 +137,38 @@ impl Lease {
         self.forget_at = self.forget_at.max(forget_at);
     }
 
-    /// A release has ended at a member. One that found nothing says nothing of a command that may
-    /// run later.
-    pub(super) fn released_at(&mut self, member: Member, was_there: bool) {
+    /// A release of the id with this number has ended at a member.
+    pub(super) fn released_at(&mut self, member: Member, number: u16, was_there: bool) {
         let slot = &mut self.slots[member];
+        if slot.number() != Some(number) && !is_on(Mutant::LateVoteOfAnotherId) {
+            return;
+        }
         if was_there {
             *slot = Slot::Released;
-        } else if *slot == Slot::Has {
-            *slot = Slot::Empty;
+        } else if let Slot::Has(..) = slot {
+            *slot = Slot::Closed;
         }
     }
 
     /// Returns whether no member has anything of it.
     pub(super) fn is_gone(&self) -> bool {
-        let mut slots = self.slots.iter();
-        slots.all(|slot| matches!(slot, Slot::Empty | Slot::Released))
+        self.slots.iter().all(|slot| slot.number().is_none())
     }
 }
 
 impl Leases {
-    pub(super) fn insert(
-        &mut self,
-        id: &HolderId,
-        slots: Box<[Slot]>,
-        ttl: Duration,
-        valid_until: Instant,
-        [now, forget_at]: [Instant; 2],
-    ) {
+    pub(super) fn insert(&mut self, id: &HolderId, lease: Lease, now: Instant) {
         if self.leases.len() >= 2 * self.left.max(FEW) {
-            self.leases.retain(|_, lease| lease.forget_at > now);
+            let is_late = |lease: &Lease| {
+                if is_on(Mutant::LeaseIsForgottenEarly) {
+                    lease.valid_until > now
+                } else {
+                    lease.forget_at > now
+                }
+            };
+            self.leases.retain(|_, lease| is_late(lease));
             self.left = self.leases.len();
         }
-        let lease = Lease {
-            slots,
-            valid_until,
-            is_over: false,
-            longest: ttl,
-            forget_at,
-        };
         self.leases.insert(id.clone(), lease);
     }
 
@@ -133,19 +188,23 @@ impl Leases {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::keys::Keys;
+    use crate::protocol::mutex::MutexKeys;
 
     #[test]
     fn leases_whose_keys_have_expired_are_forgotten() {
         let at = |ms| Instant::START.after(Duration::from_millis(ms));
         let id = |n: u64| {
-            let text = format!("o:00000000-0000-4000-8000-{n:012x}");
+            let text = format!("o:00000000-0000-4000-8000-{n:09x}000");
             HolderId::parse(text.as_bytes()).unwrap()
         };
+        let lock = MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:"));
         let mut leases = Leases::default();
         let ttl = Duration::from_millis(50);
         for n in 0..10_000 {
-            let times = [at(n), at(n + 100)];
-            leases.insert(&id(n), Box::new([Slot::Has]), ttl, at(n + 50), times);
+            let slots = Box::new([Slot::Has(0, 0)]);
+            let lease = Lease::new(&lock, slots, n, ttl, [at(n + 50), at(n + 100)]);
+            leases.insert(&id(n), lease, at(n));
             let renewed = leases.change(&id(0)).expect("it is renewed");
             renewed.prolong(ttl, at(n + 100));
             let young = id(n.saturating_sub(99));

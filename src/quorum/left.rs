@@ -4,13 +4,14 @@
 //! ```text
 //! a command of the kernel for k ids ──▶ a pending release at each member that may have one
 //!    open ──each member of an id: released it, or had nothing──▶ decided? ──all ids──▶ over
-//!      └──its time is over──▶ over, without an answer: the kernel sends it again
+//!      └──the releases have ended, and too few were answered──▶ over: the kernel sends it again
 //! ```
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use crate::clock::Instant;
+use crate::error::Cause;
 use crate::holder_id::HolderId;
 use crate::kernel::batch::Batch;
 use crate::kernel::command::Command;
@@ -27,17 +28,18 @@ use crate::protocol::primitive::Primitive;
 pub(super) struct Undoing {
     pub(super) ticket: Ticket,
     pub(super) began: Instant,
-    pub(super) until: Instant,
     pub(super) ids: Vec<(HolderId, OfId)>,
 }
 
 /// The answers of the members about an id.
 #[derive(Debug)]
 pub(super) struct OfId {
-    /// The members that have not answered. A bit for each: there are at most 63.
-    pub(super) open: u64,
+    /// The members that have not answered, and the numbers of the ids there.
+    pub(super) open: Vec<(Member, u16)>,
     /// How many have released it.
     pub(super) released: usize,
+    /// How many never answered.
+    pub(super) unheard: usize,
 }
 
 /// The pending releases, by member.
@@ -53,7 +55,9 @@ pub(super) struct Left {
 impl Left {
     pub(super) fn new(size: Majority) -> Self {
         Self {
-            at: (0..size.all).map(|_| PendingReleases::new(None)).collect(),
+            at: (0..size.all)
+                .map(|_| PendingReleases::of_member())
+                .collect(),
             undoings: BTreeMap::new(),
             last: 0,
             by_id: HashMap::new(),
@@ -85,9 +89,27 @@ impl Left {
         self.at[member].push_now(release, now)
     }
 
-    /// The pipeline of an acquiring command ended before its reply: it may still run.
+    /// The pipeline of an acquiring command ended before its reply: it may still run. Its release
+    /// ends once the key was seen, also if it is pending already.
+    pub(super) fn push_unknown(&mut self, member: Member, release: PendingRelease, now: Instant) {
+        let (lock, id) = (Arc::clone(&release.lock), release.id.clone());
+        self.push(member, release, now);
+        self.doubt(member, &lock, &id);
+    }
+
+    /// The same for a release that is pending already, if it is.
     pub(super) fn doubt(&mut self, member: Member, lock: &Arc<dyn Primitive>, id: &HolderId) {
         self.at[member].doubt(lock, id);
+    }
+
+    /// Returns whether the release of an id is pending at a member.
+    pub(super) fn has(&self, member: Member, id: &HolderId) -> bool {
+        self.at[member].has(id.as_str().as_bytes())
+    }
+
+    /// Returns the same if no reply has answered it.
+    pub(super) fn awaits(&self, member: Member, id: &HolderId) -> bool {
+        self.at[member].awaits(id)
     }
 
     /// Returns whether this is the id of a release at a member that is pending, or has ended since
@@ -97,13 +119,17 @@ impl Left {
     }
 
     /// Adds a command of the kernel, whose releases are pending. Returns its end if it is decided.
-    pub(super) fn wait_for(&mut self, undoing: Undoing, size: Majority) -> Option<Answer> {
+    pub(super) fn wait_for(
+        &mut self,
+        undoing: Undoing,
+        size: Majority,
+    ) -> Option<(Undoing, Result<Answer, Fault>)> {
         self.last += 1;
         for (id, _) in &undoing.ids {
             self.by_id.insert(id.clone(), self.last);
         }
         self.undoings.insert(self.last, undoing);
-        self.decide(self.last, size).map(|(_, answer)| answer)
+        self.decide(self.last, size)
     }
 
     /// Returns the commands for a member that are due.
@@ -112,7 +138,7 @@ impl Left {
     }
 
     /// Applies the end of a command at a member. Returns the ids about which it is the first
-    /// answer, with whether the member had them.
+    /// answer, with whether the member has released them, or may have before.
     pub(super) fn settle(
         &mut self,
         member: Member,
@@ -123,42 +149,57 @@ impl Left {
         self.at[member].settle(batch, end, now).answered
     }
 
-    /// A member has answered about an id. Returns the command of the kernel that is decided with
-    /// that, and its end.
+    /// Returns the ids whose releases at a member have ended without an answer.
+    pub(super) fn take_unheard(&mut self, member: Member) -> Vec<HolderId> {
+        self.at[member].take_unheard()
+    }
+
+    /// A member has answered about an id, or never will. Returns the command of the kernel that is
+    /// decided with that, and its end.
     pub(super) fn answered(
         &mut self,
         member: Member,
-        (id, was_there): (&HolderId, bool),
+        (id, was_there): (&HolderId, Option<bool>),
         size: Majority,
-    ) -> Option<(Undoing, Answer)> {
-        let no = *self.by_id.get(id)?;
+    ) -> Option<(Undoing, Result<Answer, Fault>)> {
+        let (base, number) = (id.base(), id.number());
+        let no = *self.by_id.get(&base)?;
         let undoing = self.undoings.get_mut(&no)?;
-        let (_, of) = undoing.ids.iter_mut().find(|(it, _)| it == id)?;
-        if of.open & (1 << member) != 0 {
-            of.open &= !(1 << member);
-            of.released += usize::from(was_there);
+        let (_, of) = undoing.ids.iter_mut().find(|(it, _)| *it == base)?;
+        let asked = of.open.iter().position(|it| *it == (member, number))?;
+        of.open.swap_remove(asked);
+        match was_there {
+            Some(true) => of.released += 1,
+            Some(false) => {}
+            None => of.unheard += 1,
         }
         self.decide(no, size)
     }
 
     /// Ends a command if each of its ids is decided: enough members have released it, or too few
     /// may have.
-    fn decide(&mut self, no: u64, size: Majority) -> Option<(Undoing, Answer)> {
+    fn decide(&mut self, no: u64, size: Majority) -> Option<(Undoing, Result<Answer, Fault>)> {
         let ids = &self.undoings.get(&no)?.ids;
-        let is_decided = |of: &OfId| {
-            let open = of.open.count_ones() as usize;
-            of.released >= size.needed || of.released + open < size.needed || open == 0
+        let is_open = |of: &OfId| {
+            let most = of.released + of.open.len();
+            of.released < size.needed && most >= size.needed && !of.open.is_empty()
         };
-        if !ids.iter().all(|(_, of)| is_decided(of)) {
+        if ids.iter().any(|(_, of)| is_open(of)) {
             return None;
         }
-        let ids = ids.iter().enumerate();
-        let removed = ids.filter(|(_, (_, of))| of.released >= size.needed);
-        let undone = Undone {
-            removed: removed.map(|(n, _)| n).collect(),
-            other: None,
+        let is_unknown =
+            |of: &OfId| of.released < size.needed && of.released + of.unheard >= size.needed;
+        let end = if ids.iter().any(|(_, of)| is_unknown(of)) {
+            Err(Fault::Unknown(Cause::text("too few servers answered")))
+        } else {
+            let ids = ids.iter().enumerate();
+            let removed = ids.filter(|(_, (_, of))| of.released >= size.needed);
+            Ok(Answer::Undone(Undone {
+                removed: removed.map(|(n, _)| n).collect(),
+                other: None,
+            }))
         };
-        Some((self.remove(no)?, Answer::Undone(undone)))
+        Some((self.remove(no)?, end))
     }
 
     fn remove(&mut self, no: u64) -> Option<Undoing> {
@@ -171,30 +212,23 @@ impl Left {
         Some(undoing)
     }
 
-    /// Returns a command of the kernel whose time is over.
-    pub(super) fn take_late(&mut self, now: Instant) -> Option<Undoing> {
-        // Each has as much time: the oldest ends first.
-        let (no, _) = self.undoings.iter().find(|(_, it)| it.until <= now)?;
-        self.remove(*no)
-    }
-
     /// Returns when something must be done.
     pub(super) fn next(&self) -> Instant {
         let pending = self.at.iter().map(PendingReleases::next);
-        let late = self.undoings.values().next().map(|it| it.until);
-        pending.chain(late).fold(Instant::NEVER, Instant::min)
+        pending.fold(Instant::NEVER, Instant::min)
     }
 
-    /// Returns whether a command of the kernel waits for the members.
-    pub(super) fn decides(&self, ticket: Ticket) -> bool {
-        self.undoings.values().any(|it| it.ticket == ticket)
+    /// Returns the commands of the kernel that wait for the members.
+    pub(super) fn tickets(&self) -> impl Iterator<Item = Ticket> {
+        self.undoings.values().map(|it| it.ticket)
     }
 
     /// All releases are sent without pauses, and those that no reply has answered once more. If
-    /// the end `awaits` these, it waits for their replies.
+    /// the end `awaits` those that nobody counts elsewhere, it waits for their replies.
     pub(super) fn close(&mut self, awaits: bool) {
         for pending in &mut self.at {
             pending.close();
+            pending.send_unanswered();
             if awaits {
                 pending.await_open();
             }

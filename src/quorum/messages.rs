@@ -1,5 +1,8 @@
 //! Which servers of a quorum send the messages of a name, and which have announced a release of it.
 
+use std::borrow::Cow;
+
+use crate::holder_id::HolderId;
 use crate::kernel::bounds::{Bound, at_most};
 use crate::majority::Majority;
 use crate::majority::Member;
@@ -15,6 +18,8 @@ const MOST_HEARD: usize = 8;
 pub(crate) struct Messages {
     size: Majority,
     names: NameTable<OfName>,
+    /// The keys of leases of this client that others have released.
+    deleted: Vec<(Member, HolderId)>,
 }
 
 #[derive(Debug, Default)]
@@ -30,6 +35,7 @@ impl Messages {
         Self {
             size,
             names: NameTable::default(),
+            deleted: Vec::new(),
         }
     }
 
@@ -66,10 +72,11 @@ impl Messages {
 
     /// A server has announced a release. Returns whether it is the last of the majority that is
     /// needed.
-    pub(crate) fn heard(&mut self, server: Member, name: &Name, release: &[u8]) -> bool {
+    pub(crate) fn heard(&mut self, server: Member, name: &Name, payload: &[u8]) -> bool {
         let Some(of) = self.names.get_mut(name) else {
             return false;
         };
+        let release = &*released(payload);
         let needed = if is_on(Mutant::AllMustAnnounce) {
             self.size.all
         } else {
@@ -87,9 +94,30 @@ impl Messages {
         false
     }
 
+    /// A server has announced the release of a lease that this client has: somebody else has
+    /// released its key there.
+    pub(crate) fn deleted(&mut self, server: Member, payload: &[u8]) {
+        self.deleted
+            .extend(HolderId::parse(payload).map(|id| (server, id)));
+    }
+
+    /// Returns the keys of leases of this client that others have released, and where.
+    pub(crate) fn take_deleted(&mut self) -> Vec<(Member, HolderId)> {
+        std::mem::take(&mut self.deleted)
+    }
+
     /// Nobody wants the messages of a name any more.
     pub(crate) fn forget(&mut self, name: &Name) {
         self.names.remove(name);
+    }
+}
+
+/// Returns the id of the lease whose key was released: at each member, it may have a number of its
+/// own. Another payload stays as it is.
+pub(crate) fn released(payload: &[u8]) -> Cow<'_, [u8]> {
+    match HolderId::parse(payload) {
+        Some(id) if !is_on(Mutant::MessageIsNotTranslated) => Cow::Owned(id.base().as_str().into()),
+        _ => Cow::Borrowed(payload),
     }
 }
 
@@ -154,6 +182,23 @@ mod tests {
             !messages.heard(2, &name, b"x"),
             "the next one of this value"
         );
+    }
+
+    #[test]
+    fn the_ids_of_one_lease_are_counted_together() {
+        let (mut messages, name) = messages();
+        let id = HolderId::fresh("o");
+        let joined = id.numbered(2);
+        let is_heard = [&id, &joined].map(|id| {
+            let payload = id.as_str().as_bytes();
+            assert_eq!(*released(payload), *id.base().as_str().as_bytes());
+            messages.heard(usize::from(id.number()), &name, payload)
+        });
+        assert_eq!(is_heard, [false, true]);
+        messages.deleted(2, joined.as_str().as_bytes());
+        assert_eq!(messages.take_deleted(), [(2, joined)]);
+        assert!(messages.take_deleted().is_empty());
+        assert_eq!(*released(b"foreign"), *b"foreign");
     }
 
     #[test]

@@ -3,40 +3,43 @@
 //!
 //! ```text
 //! submit ──▶ a round: a command for each member ──▶ their ends ──▶ one end
-//!    │                └──it was not won──▶ left: pending releases of what it has taken
+//!    │                ├──it was not won──▶ left: pending releases of what it has taken
+//!    │                └──a renewal was won──▶ heal: a member that lost the key joins again
 //!    └──ids to release──▶ left ──▶ the members' answers ──▶ one end
 //! ```
 
-mod lease;
+mod heal;
+pub(crate) mod lease;
 mod left;
 pub(crate) mod messages;
+mod outcome;
 pub(crate) mod round;
 mod tokens;
 pub(crate) mod votes;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::error::Cause;
 use crate::holder_id::HolderId;
+#[cfg(sim)]
+use crate::holder_id::is_same_holder;
 use crate::kernel::RUNS_WITHIN;
 use crate::kernel::batch::Batch;
 use crate::kernel::command::{Attempt, Command, What};
 use crate::kernel::engine::Ticket;
 use crate::kernel::fault::Fault;
 use crate::kernel::table::entry_name;
-use crate::kernel::undo::{Counts, PendingRelease, may_run_until};
+use crate::kernel::undo::{Counts, PendingRelease, Proof, may_run_until};
 use crate::majority::{Majority, Member};
 use crate::mutant::{Mutant, is_on};
 use crate::protocol::answer::Answer;
 use crate::protocol::primitive::Primitive;
-use crate::quorum::lease::{Leases, Slot};
+use crate::quorum::lease::{Lease, Leases, LinkNo, RoundNo, Slot};
 use crate::quorum::left::{Left, OfId, Undoing};
-use crate::quorum::round::{AtServer, BUSY, Members, Round, RoundNo};
+use crate::quorum::round::{AtServer, Members, Round};
 use crate::quorum::tokens::Tokens;
-use crate::validity::validity;
 
 /// The number of a command at one member.
 pub(crate) type PartNo = u64;
@@ -58,12 +61,16 @@ pub(crate) struct Quorum {
     left: Left,
     tokens: Tokens,
     is_closed: bool,
+    /// When the first open round must be looked at.
+    next: Instant,
 }
 
 /// Why a command was sent to a member.
 #[derive(Debug)]
 enum Sent {
     Vote(RoundNo, Member),
+    /// The lease with this id is to get its key there, under this number.
+    Join(HolderId, Member, u16, Instant),
     Undo(Member, Batch),
 }
 
@@ -84,6 +91,8 @@ pub(crate) enum Event {
     Ended(Ticket, Result<Answer, Fault>, Instant),
     /// A change of the lease with this id to this ttl may run later.
     Limit(Arc<dyn Primitive>, HolderId, Duration),
+    /// The lease with this id must be renewed at once: a member has lost its key.
+    Doubt(Arc<dyn Primitive>, HolderId),
 }
 
 impl<'a> Turn<'a> {
@@ -98,20 +107,6 @@ impl<'a> Turn<'a> {
 
     fn end(&mut self, ticket: Ticket, end: Result<Answer, Fault>, sent: Instant) {
         self.events.push(Event::Ended(ticket, end, sent));
-    }
-
-    /// A change of ttl may run later at a member.
-    fn limit(&mut self, command: &Command) {
-        if let What::Renew {
-            id,
-            ttl,
-            may_shorten: true,
-        } = &command.what
-            && !is_on(Mutant::LateShorteningIsForgotten)
-        {
-            let lock = Arc::clone(&command.lock);
-            self.events.push(Event::Limit(lock, id.clone(), *ttl));
-        }
     }
 }
 
@@ -130,6 +125,7 @@ impl Quorum {
             left: Left::new(size),
             tokens: Tokens::default(),
             is_closed: false,
+            next: Instant::NEVER,
         }
     }
 
@@ -158,25 +154,25 @@ impl Quorum {
         }
         let mut round = Round::new(ticket, command, self.size, [now, until]);
         round.not_before = not_before;
-        let forgets_at = |ttl| forgets_at(ttl, now, self.command_timeout);
-        if let Some(lease) = self.leases.change(&round.id) {
-            match &round.command.what {
-                What::Leave { .. } => {
-                    lease.is_over = true;
-                    round.release_of(&lease.slots);
-                }
-                What::Renew { ttl, .. } | What::Downgrade { ttl, .. } => {
-                    lease.prolong(*ttl, forgets_at(*ttl));
-                }
-                _ => {}
+        match (self.leases.change(&round.id), &round.command.what) {
+            (Some(lease), What::Leave { .. }) => lease.is_over = true,
+            (Some(lease), What::Renew { ttl, .. } | What::Downgrade { ttl, .. }) => {
+                lease.prolong(*ttl, forgets_at(*ttl, now, self.command_timeout));
             }
+            (None, What::Renew { .. } | What::Downgrade { .. }) => {
+                // Its keys have expired.
+                return turn.end(ticket, Ok(Answer::Gone), now);
+            }
+            _ => {}
         }
-        self.add(round);
+        self.add(round, now);
     }
 
-    fn add(&mut self, round: Round) {
+    fn add(&mut self, round: Round, now: Instant) -> RoundNo {
+        self.next = self.next.min(round.next(now));
         self.last_round += 1;
         self.rounds.insert(self.last_round, round);
+        self.last_round
     }
 
     /// Releases ids at the members that may have them: all, if it is not known.
@@ -191,8 +187,9 @@ impl Quorum {
         let mut open = Vec::with_capacity(ids.len());
         for id in ids {
             let mut of = OfId {
-                open: 0,
+                open: Vec::new(),
                 released: 0,
+                unheard: 0,
             };
             let lease = self.leases.change(&id);
             let lasts = lease.as_ref().map_or(RUNS_WITHIN, |it| it.may_last());
@@ -202,14 +199,22 @@ impl Quorum {
                 &lease.slots
             });
             for member in 0..self.size.all {
-                // The commands of a lease that was forgotten have ended.
-                let slot = slots.as_ref().map_or(Slot::Has, |slots| slots[member]);
-                of.released += usize::from(slot == Slot::Released);
-                let Some(ends_by) = slot.ends_by() else {
+                // One that was forgotten may be anywhere.
+                let slot = slots.as_ref().map(|slots| slots[member]);
+                of.released += usize::from(slot == Some(Slot::Released));
+                let Some(number) = slot.map_or(Some(0), Slot::number) else {
                     continue;
                 };
-                of.open |= 1 << member;
-                let mut release = PendingRelease::new(lock, &id, until, ends_by);
+                let id = id.numbered(number);
+                if slot.is_none() && self.left.has(member, &id) {
+                    // It knows better which reply ends it. One that was answered had nothing.
+                    if self.left.awaits(member, &id) {
+                        of.open.push((member, number));
+                    }
+                    continue;
+                }
+                of.open.push((member, number));
+                let mut release = PendingRelease::new(lock, &id, until, Proof::AnyAnswer);
                 // The kernel counts it.
                 release.counts = Counts::Nothing;
                 self.left.push_ended(member, release, now);
@@ -219,11 +224,10 @@ impl Quorum {
         let undoing = Undoing {
             ticket,
             began: now,
-            until: now.after(self.command_timeout),
             ids: open,
         };
-        if let Some(answer) = self.left.wait_for(undoing, self.size) {
-            turn.end(ticket, Ok(answer), now);
+        if let Some((undoing, end)) = self.left.wait_for(undoing, self.size) {
+            turn.end(undoing.ticket, end, now);
         }
     }
 
@@ -256,30 +260,35 @@ impl Quorum {
         });
         let open: Vec<RoundNo> = open.map(|(no, _)| *no).collect();
         for no in open {
-            for member in 0..self.size.all {
-                self.cast(no, member, turn);
-            }
-            if let Some(round) = self.rounds.get(&no) {
-                let is_late = turn.now >= round.until;
-                self.judge(no, is_late, false, turn);
-            }
-        }
-        while let Some(undoing) = self.left.take_late(turn.now) {
-            let fault = Fault::Unknown(Cause::text("too few servers answered"));
-            turn.end(undoing.ticket, Err(fault), undoing.began);
+            self.go_on(no, turn);
         }
         for member in 0..self.size.all {
             for (command, batch) in self.left.take_due(member, turn.now) {
                 self.send(member, command, Sent::Undo(member, batch), turn);
             }
+            for id in self.left.take_unheard(member) {
+                self.answered(member, (&id, None), turn);
+            }
+        }
+        let open = self.rounds.values().filter(|round| !round.is_over);
+        let next = open.map(|round| round.next(turn.now));
+        self.next = next.fold(Instant::NEVER, Instant::min);
+    }
+
+    /// Sends what an open round has not sent, and ends it if it is decided.
+    fn go_on(&mut self, no: RoundNo, turn: &mut Turn<'_>) {
+        for member in 0..self.size.all {
+            self.cast(no, member, turn);
+        }
+        if let Some(round) = self.rounds.get(&no) {
+            let is_late = turn.now >= round.until;
+            self.judge(no, is_late, false, turn);
         }
     }
 
     /// Returns when [`due`](Self::due) has something to make, unless a connection changes before.
-    pub(crate) fn next(&self, now: Instant) -> Instant {
-        let open = self.rounds.values().filter(|round| !round.is_over);
-        let rounds = open.map(|round| round.next(now));
-        rounds.fold(self.left.next(), Instant::min)
+    pub(crate) fn next(&self) -> Instant {
+        self.next.min(self.left.next())
     }
 
     fn send(&mut self, member: Member, command: Command, sent: Sent, turn: &mut Turn<'_>) {
@@ -293,35 +302,49 @@ impl Quorum {
         let Some(round) = self.rounds.get_mut(&no) else {
             return;
         };
-        if let Some(command) = round.cast(member, turn.now, turn.members) {
+        let lease = self.leases.of(&round.id).filter(|_| !round.is_proposal());
+        let slot = lease.map(|lease| lease.slots[member]);
+        if let Some(command) = round.cast(member, slot, turn.now, turn.members) {
             self.send(member, command, Sent::Vote(no, member), turn);
         }
     }
 
     /// Applies the end of a command at a member.
-    pub(crate) fn ended(&mut self, part: PartNo, end: Result<Answer, Fault>, turn: &mut Turn<'_>) {
+    pub(crate) fn ended(
+        &mut self,
+        part: PartNo,
+        (end, link): (Result<Answer, Fault>, LinkNo),
+        turn: &mut Turn<'_>,
+    ) {
         match self.sent.remove(&part) {
             None => {}
+            Some(Sent::Join(id, member, number, sent)) => {
+                self.joined((&id, member, number, sent), (end, link), turn);
+            }
             Some(Sent::Undo(member, batch)) => {
                 for (id, was_there) in self.left.settle(member, &batch, end, turn.now) {
                     self.released(member, &id, was_there, turn);
                 }
             }
-            Some(Sent::Vote(no, member)) => self.voted(no, member, end, turn),
+            Some(Sent::Vote(no, member)) => self.voted(no, member, (end, link), turn),
         }
     }
 
     /// The first release of an id at a member that has an answer.
     fn released(&mut self, member: Member, id: &HolderId, was_there: bool, turn: &mut Turn<'_>) {
-        if let Some(lease) = self.leases.change(id) {
-            lease.released_at(member, was_there);
-            if lease.is_gone() {
-                self.leases.remove(id);
+        let base = id.base();
+        if let Some(lease) = self.leases.change(&base) {
+            lease.released_at(member, id.number(), was_there);
+            if lease.is_over && lease.is_gone() {
+                self.leases.remove(&base);
             }
         }
-        let decided = self.left.answered(member, (id, was_there), self.size);
-        if let Some((undoing, answer)) = decided {
-            turn.end(undoing.ticket, Ok(answer), undoing.began);
+        self.answered(member, (id, Some(was_there)), turn);
+    }
+
+    fn answered(&mut self, member: Member, answer: (&HolderId, Option<bool>), turn: &mut Turn<'_>) {
+        if let Some((undoing, end)) = self.left.answered(member, answer, self.size) {
+            turn.end(undoing.ticket, end, undoing.began);
         }
     }
 
@@ -329,7 +352,7 @@ impl Quorum {
         &mut self,
         no: RoundNo,
         member: Member,
-        end: Result<Answer, Fault>,
+        (end, link): (Result<Answer, Fault>, LinkNo),
         turn: &mut Turn<'_>,
     ) {
         if let Ok(Answer::TooLow(counter)) = &end {
@@ -340,13 +363,16 @@ impl Quorum {
             return;
         };
         let (at, vote) = round.read(&self.left, member, end, (turn.now, turn.members));
-        round.at[member] = at;
-        if round.is_release()
-            && let Some(lease) = self.leases.change(&round.id)
-        {
+        (round.at[member], round.links[member]) = (at, link);
+        let number = round.numbers[member];
+        if let Some(lease) = self.leases.change(&round.id) {
             match at {
-                AtServer::Yes => lease.released_at(member, true),
-                AtServer::No => lease.released_at(member, false),
+                AtServer::Yes if round.is_release() => lease.released_at(member, number, true),
+                AtServer::No if round.is_release() => lease.released_at(member, number, false),
+                AtServer::Yes if round.changes_lease() => lease.confirmed(member, number, link),
+                AtServer::No if round.changes_lease() && vote.is_some() => {
+                    round.has_lost |= lease.emptied(member, number, link, self.last_round);
+                }
                 _ => {}
             }
         }
@@ -370,19 +396,10 @@ impl Quorum {
         let at = round.at[member];
         let is_unknown = at == AtServer::Unknown;
         match &round.command.what {
-            What::Acquire { ttl, .. } => {
-                if let Some(lease) = self.leases.change(&round.id) {
-                    lease.slots[member] = at.slot();
-                    lease.prolong(*ttl, forgets_at(*ttl, turn.now, self.command_timeout));
-                }
-                if is_unknown {
-                    // Its undo is behind it on the same pipeline, which has ended.
-                    (self.left).doubt(member, &round.command.lock, &round.id);
-                }
-            }
+            What::Acquire { .. } => self.acquired_late(no, member, turn),
             What::Leave { .. } => self.release_at(no, member, turn),
-            _ if is_unknown => turn.limit(&round.command),
-            _ => {}
+            _ if is_unknown => self.limit(no, turn),
+            _ => self.renew_what_was_lost(no, turn),
         }
         let round = &self.rounds[&no];
         if round.is_proposal() && is_on(Mutant::LateVoteCounts) {
@@ -404,157 +421,10 @@ impl Quorum {
         }
         let round = self.rounds.remove(&no);
         if let Some(round) = round.filter(|round| round.is_release() && !round.goes_on)
-            && self.leases.of(&round.id).is_some_and(|it| it.is_gone())
+            && self.leases.of(&round.id).is_some_and(Lease::is_gone)
         {
             self.leases.remove(&round.id);
         }
-    }
-
-    // ------------------------------------------------------------------ the end of a round
-
-    /// Ends a round if it is decided, or `late`, maybe because its call has left.
-    fn judge(&mut self, no: RoundNo, late: bool, has_left: bool, turn: &mut Turn<'_>) {
-        let now = turn.now;
-        let Some(round) = self.rounds.get_mut(&no).filter(|round| !round.is_over) else {
-            return;
-        };
-        if late {
-            round.note_unconnected(turn.members);
-        }
-        let Some(end) = round.end(late, turn.members) else {
-            return;
-        };
-        let is_won = matches!(end, Ok(Answer::Granted(_)));
-        if is_won && !late && round.waits_for_connections(now, turn.members) {
-            return;
-        }
-        (turn.members).round_ended(&round.undecided(), &end, has_left);
-        round.is_over = true;
-        let again = round.again(&end, now);
-        round.goes_on = again.is_some();
-        match again {
-            Some(again) => self.add(again),
-            None => {
-                let end = self.meant(no, end);
-                self.end(no, end, turn);
-            }
-        }
-        self.forget(no);
-    }
-
-    /// Returns what the end of a round means for the kernel.
-    fn meant(&mut self, no: RoundNo, end: Result<Answer, Fault>) -> Result<Answer, Fault> {
-        let round = &self.rounds[&no];
-        let name = entry_name(&*round.command.lock);
-        match end {
-            Ok(Answer::Busy { cause, .. }) => {
-                let pause = self.tokens.split(name);
-                return Ok(Answer::Busy { pause, cause });
-            }
-            Ok(Answer::TooLow(counter)) => {
-                self.tokens.too_low(name, counter, round.token());
-                return Ok(BUSY);
-            }
-            Ok(Answer::Granted(_)) => self.tokens.granted(name),
-            Ok(Answer::Refused(_)) => self.tokens.refused(name),
-            _ => {}
-        }
-        end
-    }
-
-    /// Applies the end of a round, and gives back what it has left.
-    fn end(&mut self, no: RoundNo, end: Result<Answer, Fault>, turn: &mut Turn<'_>) {
-        let Some(round) = self.rounds.get_mut(&no) else {
-            return;
-        };
-        let now = turn.now;
-        let sent = if is_on(Mutant::RoundCountsFromReply) {
-            now
-        } else {
-            round.first_sent.unwrap_or(now)
-        };
-        let is_lost = !matches!(end, Ok(Answer::Granted(_)));
-        match &round.command.what {
-            What::Acquire { ttl, .. } => {
-                let ttl = *ttl;
-                round.sends_no_more();
-                if !is_lost {
-                    let slots = round.at.iter().map(|at| at.slot()).collect();
-                    let valid_until = sent.after(validity(ttl));
-                    let times = [now, forgets_at(ttl, now, self.command_timeout)];
-                    (self.leases).insert(&round.id, slots, ttl, valid_until, times);
-                }
-            }
-            What::Renew { ttl, .. } | What::Downgrade { ttl, .. } => {
-                if let Some(lease) = self.leases.change(&round.id) {
-                    lease.prolong(*ttl, forgets_at(*ttl, now, self.command_timeout));
-                    match &end {
-                        Ok(Answer::Ours) => lease.valid_until = sent.after(validity(*ttl)),
-                        Ok(_) => lease.is_over = true,
-                        Err(_) => {}
-                    }
-                }
-                if round.at.contains(&AtServer::Unknown) {
-                    turn.limit(&round.command);
-                }
-            }
-            _ => {}
-        }
-        turn.end(round.ticket, end, sent);
-        let round = &self.rounds[&no];
-        if round.is_release() {
-            for member in 0..self.size.all {
-                self.release_at(no, member, turn);
-            }
-        } else if round.is_proposal() && is_lost {
-            self.give_back(no, turn);
-        }
-    }
-
-    /// Gives back what a proposal has taken that was not won.
-    fn give_back(&mut self, no: RoundNo, turn: &mut Turn<'_>) {
-        let round = &self.rounds[&no];
-        let What::Acquire { ttl, .. } = round.command.what else {
-            return;
-        };
-        let until = may_run_until(ttl, turn.now);
-        let (lock, id) = (Arc::clone(&round.command.lock), round.id.clone());
-        for member in 0..self.size.all {
-            let at = self.rounds[&no].at[member];
-            let is_forgotten = match at {
-                AtServer::Asked => is_on(Mutant::AskedIsNotUndone),
-                AtServer::Unknown => is_on(Mutant::UnknownIsNotUndone),
-                AtServer::NotSent | AtServer::Yes | AtServer::No => false,
-            };
-            let Some(ends_by) = at.slot().ends_by().filter(|_| !is_forgotten) else {
-                continue;
-            };
-            let release = PendingRelease::new(&lock, &id, until, ends_by);
-            if at == AtServer::Unknown {
-                self.left.push(member, release, turn.now);
-            } else if let Some((command, batch)) = self.left.push_now(member, release, turn.now) {
-                self.send(member, command, Sent::Undo(member, batch), turn);
-            }
-        }
-    }
-
-    /// Releases at a member what a round has not certainly released there.
-    fn release_at(&mut self, no: RoundNo, member: Member, turn: &Turn<'_>) {
-        let round = &self.rounds[&no];
-        let lease = self.leases.of(&round.id);
-        let slot = lease.map(|lease| lease.slots[member]);
-        let may_last = lease.map_or(Duration::ZERO, |lease| lease.may_last());
-        let Some(ends_by) = round.missing(member, slot) else {
-            return;
-        };
-        if is_on(Mutant::MissingReleaseIsForgotten) {
-            return;
-        }
-        let until = turn.now.after(may_last.max(RUNS_WITHIN));
-        let mut release = PendingRelease::new(&round.command.lock, &round.id, until, ends_by);
-        // The kernel counts it if too few have released it.
-        release.counts = Counts::Nothing;
-        self.left.push_ended(member, release, turn.now);
     }
 
     // ------------------------------------------------------------------ looks
@@ -564,6 +434,9 @@ impl Quorum {
     pub(crate) fn may_send(&self, part: PartNo, now: Instant) -> bool {
         let round = match self.sent.get(&part) {
             Some(Sent::Vote(no, _)) => self.rounds.get(no),
+            Some(Sent::Join(id, ..)) => {
+                return self.leases.of(id).is_some_and(|lease| lease.is_valid(now));
+            }
             found => return found.is_some(),
         };
         let Some(round) = round else {
@@ -574,20 +447,22 @@ impl Quorum {
         }
         // Without this member's key, the lease would have no vote to spare.
         let lease = self.leases.of(&round.id);
-        lease.is_some_and(|lease| !lease.is_over && now < lease.valid_until)
+        lease.is_some_and(|lease| lease.is_valid(now))
     }
 
     /// Returns whether a command at a member may acquire something.
     pub(crate) fn may_acquire(&self) -> bool {
         self.sent.values().any(|sent| match sent {
             Sent::Vote(no, _) => self.rounds.get(no).is_some_and(Round::is_proposal),
+            Sent::Join(..) => true,
             Sent::Undo(..) => false,
         })
     }
 
-    /// Returns whether it has a command of the kernel that has not ended.
-    pub(crate) fn decides(&self, ticket: Ticket) -> bool {
-        self.rounds.values().any(|round| round.ticket == ticket) || self.left.decides(ticket)
+    /// Returns the commands of the kernel that have not ended. Walks all rounds.
+    pub(crate) fn tickets(&self) -> HashSet<Ticket> {
+        let of_rounds = self.rounds.values().map(|round| round.ticket);
+        of_rounds.chain(self.left.tickets()).collect()
     }
 
     /// Returns whether no member has a command.
@@ -620,7 +495,21 @@ impl Quorum {
 impl Quorum {
     /// Returns whether something may still change at a member under this id.
     pub(crate) fn knows(&self, member: Member, id: &str) -> bool {
-        self.rounds.values().any(|round| round.id.as_str() == id) || self.has_left(member, id)
+        let is_join = |sent: &Sent| match sent {
+            Sent::Join(of, at, number, _) => *at == member && of.numbered(*number).as_str() == id,
+            _ => false,
+        };
+        let is_its = |it: &HolderId| is_same_holder(it.as_str().as_bytes(), id.as_bytes());
+        self.rounds.values().any(|round| is_its(&round.id))
+            || self.sent.values().any(is_join)
+            || self.has_left(member, id)
+    }
+
+    /// Returns whether a lease counts on its key at a member.
+    pub(crate) fn counts_on(&self, member: Member, id: &str) -> bool {
+        let id = HolderId::parse(id.as_bytes());
+        let lease = id.and_then(|id| self.leases.of(&id));
+        lease.is_some_and(|lease| matches!(lease.slots[member], Slot::Has(..)))
     }
 
     /// Returns whether the release of an id is pending at a member.

@@ -21,22 +21,19 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::error::Cause;
-use crate::holder_id::HolderId;
+use crate::holder_id::{HolderId, is_same_holder};
 use crate::kernel::command::{Command, What};
 use crate::kernel::engine::{Route, Ticket};
 use crate::kernel::fault::{Fault, end_for_lease};
-use crate::kernel::undo::Proof;
 use crate::majority::{Majority, Member, SPLIT};
 use crate::mutant::{Mutant, is_on};
 use crate::protocol::answer::{Answer, Wanted};
 use crate::protocol::primitive::Primitive;
 use crate::protocol::verb::Verb;
-use crate::quorum::lease::Slot;
+use crate::quorum::lease::{LinkNo, Slot};
 use crate::quorum::left::Left;
 use crate::quorum::votes::{Verdict, Votes};
 use crate::wait_policy::RECONNECT;
-
-pub(crate) type RoundNo = u64;
 
 /// The state of a round's command at one member, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,18 +47,6 @@ pub(super) enum AtServer {
     No,
     /// It may have run, or may run later.
     Unknown,
-}
-
-impl AtServer {
-    /// Returns what a member has of the lease that this command acquires.
-    pub(super) fn slot(self) -> Slot {
-        match self {
-            Self::NotSent | Self::No => Slot::Empty,
-            Self::Asked => Slot::Asked,
-            Self::Yes => Slot::Has,
-            Self::Unknown => Slot::Unknown,
-        }
-    }
 }
 
 /// The state of the engine's pipeline to a server.
@@ -120,8 +105,13 @@ pub(super) struct Round {
     pub(super) command: Command,
     pub(super) id: HolderId,
     pub(super) size: Majority,
-    /// The state of the command at each server.
+    /// The state of the command at each server, and the number of the id there.
     pub(super) at: Box<[AtServer]>,
+    pub(super) numbers: Box<[u16]>,
+    /// The connections over which the servers have answered.
+    pub(super) links: Box<[LinkNo]>,
+    /// The connection of a member has ended that had confirmed its key last, and the key is gone.
+    pub(super) has_lost: bool,
     pub(super) votes: Votes,
     pub(super) first_sent: Option<Instant>,
     /// How often it was tried before, and when its commands are sent.
@@ -215,6 +205,9 @@ impl Round {
             id,
             size,
             at: vec![AtServer::NotSent; size.all].into(),
+            numbers: vec![0; size.all].into(),
+            links: vec![0; size.all].into(),
+            has_lost: false,
             votes: Votes::new(verb, size),
             first_sent: None,
             tries: 0,
@@ -247,18 +240,20 @@ impl Round {
         }
     }
 
-    fn changes_lease(&self) -> bool {
+    pub(super) fn changes_lease(&self) -> bool {
         !self.is_release() && !self.is_proposal()
     }
 
-    /// It releases a lease that has this at the members: those that have nothing are not asked.
-    pub(super) fn release_of(&mut self, slots: &[Slot]) {
-        for (at, slot) in self.at.iter_mut().zip(slots) {
-            if slot.ends_by().is_none() {
-                *at = AtServer::No;
-                self.votes.count(Some(Answer::Gone));
+    /// Returns whether it may give the keys a shorter ttl than they have.
+    pub(super) fn may_shorten(&self) -> bool {
+        let what = &self.command.what;
+        matches!(
+            what,
+            What::Renew {
+                may_shorten: true,
+                ..
             }
-        }
+        )
     }
 
     /// The rest is never sent.
@@ -297,7 +292,7 @@ impl Round {
         }
         match answer {
             Answer::Granted(_) => (AtServer::Yes, Some(answer)),
-            Answer::Refused(by) if by.holder == self.id.as_str().as_bytes() => {
+            Answer::Refused(by) if is_same_holder(&by.holder, self.id.as_str().as_bytes()) => {
                 self.has_own_id = true;
                 members.ran_twice(&self.command.lock);
                 (AtServer::Unknown, None)
@@ -331,16 +326,29 @@ impl Round {
         }
     }
 
-    /// Returns the command for a server if it can be sent now.
+    /// Returns the command for a server if it can be sent now. The lease that it is about has this
+    /// slot there, if it is known.
     pub(super) fn cast(
         &mut self,
         server: Member,
+        slot: Option<Slot>,
         now: Instant,
         members: &dyn Members,
     ) -> Option<Command> {
         if self.at[server] != AtServer::NotSent || now < self.not_before {
             return None;
         }
+        let Some(number) = slot.map_or(Some(0), Slot::number) else {
+            // Nothing is there: it is not asked.
+            self.at[server] = AtServer::No;
+            let vote = if is_on(Mutant::EmptySlotIsOurs) {
+                Answer::Ours
+            } else {
+                Answer::Gone
+            };
+            self.votes.count(Some(vote));
+            return None;
+        };
         match members.link(server, self.command.wanted_by) {
             Link::Connecting => None,
             Link::Down => {
@@ -357,8 +365,13 @@ impl Round {
             }
             Link::Up => {
                 self.at[server] = AtServer::Asked;
+                self.numbers[server] = number;
                 self.first_sent.get_or_insert(now);
-                Some(self.command.clone())
+                let command = self.command.clone();
+                Some(match number {
+                    0 => command,
+                    number => command.under(self.id.numbered(number)),
+                })
             }
         }
     }
@@ -453,22 +466,9 @@ impl Round {
         Some(again)
     }
 
-    /// Returns what ends the release at a server if that has not certainly ended, and has no
-    /// command there.
-    pub(super) fn missing(&self, server: Member, slot: Option<Slot>) -> Option<Proof> {
-        let may_run_later = slot == Some(Slot::Unknown);
-        match self.at[server] {
-            AtServer::NotSent | AtServer::Unknown => {}
-            AtServer::Asked | AtServer::Yes => return None,
-            // The acquiring command may run later.
-            AtServer::No if may_run_later && !is_on(Mutant::ReleaseEndsTheUnknown) => {}
-            AtServer::No => return None,
-        }
-        Some(if may_run_later {
-            Proof::KeySeen
-        } else {
-            Proof::AnyAnswer
-        })
+    /// Returns whether a release has not certainly ended at a server, and has no command there.
+    pub(super) fn is_missing(&self, server: Member) -> bool {
+        matches!(self.at[server], AtServer::NotSent | AtServer::Unknown)
     }
 
     pub(super) fn undecided(&self) -> Undecided<'_> {

@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use crate::holder::Holder;
+use crate::holder_id::{HolderId, is_same_holder};
 use crate::majority::Majority;
+use crate::mutant::{Mutant, is_on};
 use crate::protocol::answer::Answer;
 use crate::protocol::refusal::RefusedName;
 use crate::protocol::verb::Verb;
@@ -109,11 +111,14 @@ impl Votes {
         let refusals: Vec<&RefusedName> = refusals.collect();
         let holders = refusals.iter().map(|refusal| &*refusal.holder);
         let (holder, most) = most(holders).unwrap_or_default();
+        let is_its = |refusal: &&&RefusedName| is_same_holder(&refusal.holder, holder);
         if most >= needed
-            && let Some(of_holder) = refusals.iter().find(|refusal| refusal.holder == holder)
+            && let Some(of_holder) = refusals.iter().find(is_its)
         {
+            let seen = refusals.iter().filter(is_its).map(|it| &*it.holder);
             return Verdict::Decided(Answer::Refused(RefusedName {
                 remaining: self.free_in(&refusals),
+                holder: self.shown(seen),
                 ..RefusedName::clone(of_holder)
             }));
         }
@@ -132,6 +137,19 @@ impl Votes {
         } else {
             Verdict::Open
         }
+    }
+
+    /// Returns the value by which a holder is named that has these at members: that which a
+    /// majority has, or else that of its guard.
+    #[expect(single_use_lifetimes, reason = "unstable without the name")]
+    fn shown<'a>(&self, values: impl Iterator<Item = &'a [u8]> + Clone) -> Vec<u8> {
+        let count = |value: &[u8]| values.clone().filter(|other| *other == value).count();
+        let mut of_majority = values.clone().filter(|it| count(it) >= self.size.needed);
+        if let Some(value) = of_majority.next() {
+            return value.to_vec();
+        }
+        let first = values.clone().next().unwrap_or_default();
+        HolderId::parse(first).map_or_else(|| first.to_vec(), |id| id.base().as_str().into())
     }
 
     /// The time until enough of the refusing keys have expired for a majority to be free.
@@ -156,7 +174,9 @@ impl Votes {
                 _ => None,
             });
             return Verdict::Decided(match most(others) {
-                Some((value, count)) if count > spare => Answer::Foreign(value.to_vec()),
+                Some((value, count)) if count > spare => {
+                    Answer::Foreign(self.shown(std::iter::once(value)))
+                }
                 _ => Answer::Gone,
             });
         }
@@ -178,7 +198,7 @@ impl Votes {
         let free = self.others.len() - holders.len();
         let (value, count) = most(holders.iter().map(|holder| holder.seen())).unwrap_or_default();
         if count >= needed {
-            holders.retain(|holder| holder.seen() == value);
+            holders.retain(|holder| is_same_holder(holder.seen(), value));
             Verdict::Decided(Answer::Holder(self.held_by(&holders)))
         } else if free > self.size.spare() {
             Verdict::Decided(Answer::Holder(None))
@@ -205,13 +225,17 @@ impl Votes {
         let end = ends.get(self.size.needed - 1).copied().unwrap_or_default();
         let end = Some(end).filter(|end| *end < Duration::MAX);
         let token = keys.iter().filter_map(|key| key.fencing_token()).max();
-        Some(Holder::new(keys.first()?.seen().to_vec(), end, token))
+        let value = self.shown(keys.iter().map(|key| key.seen()));
+        Some(Holder::new(value, end, token))
     }
 }
 
-/// The most frequent of `values`, with its count.
+/// A value of the most frequent holder of `values`, with the count of its values.
 fn most<'a>(values: impl Iterator<Item = &'a [u8]> + Clone) -> Option<(&'a [u8], usize)> {
-    let count = |value: &[u8]| values.clone().filter(|other| *other == value).count();
+    let is_same = |one: &[u8], other: &[u8]| {
+        one == other || is_same_holder(one, other) && !is_on(Mutant::JoinedIsAnotherHolder)
+    };
+    let count = |value: &[u8]| values.clone().filter(|other| is_same(other, value)).count();
     values
         .clone()
         .map(|value| (value, count(value)))
@@ -325,6 +349,24 @@ mod tests {
         assert_eq!(
             acquire(3, [refused("x", 5), endless]),
             Verdict::Decided(refused_by("x", None))
+        );
+    }
+
+    #[test]
+    fn the_keys_of_members_that_have_joined_are_those_of_one_holder() {
+        let id = HolderId::fresh("x");
+        let of = |number: u16| id.numbered(number).as_str().to_owned();
+        let refusals = [refused(&of(1), 9), None, refused(&of(2), 5)];
+        assert_eq!(
+            acquire(3, refusals),
+            decided(refused(&of(0), 9)),
+            "by the id of its guard"
+        );
+        let refusals = [refused(&of(1), 9), refused(&of(1), 5)];
+        assert_eq!(
+            acquire(3, refusals),
+            decided(refused(&of(1), 9)),
+            "by the value that a majority has"
         );
     }
 

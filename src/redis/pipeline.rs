@@ -77,6 +77,8 @@ pub(crate) struct Pipeline<J> {
     down: Option<(u32, Instant)>,
     /// Why the last connection was lost, or could not be made.
     why_down: Option<Cause>,
+    /// How many connections it has had.
+    connections: u64,
 }
 
 /// The state of a pipeline's connection.
@@ -123,6 +125,7 @@ impl<J: Job> Pipeline<J> {
             wanted_by: Cell::new(Instant::NEVER),
             down: None,
             why_down: None,
+            connections: 0,
         }
     }
 
@@ -193,7 +196,13 @@ impl<J: Job> Pipeline<J> {
     }
 
     pub(super) fn end(&mut self, job: J, sent: Instant, end: Result<Answer, NodeFault>) {
-        self.ended.push(Ended { job, sent, end });
+        let link = self.connections;
+        self.ended.push(Ended {
+            job,
+            sent,
+            end,
+            link,
+        });
     }
 
     /// Returns whether a command has not ended.

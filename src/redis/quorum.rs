@@ -11,10 +11,12 @@ use redis::RedisResult;
 
 use crate::clock::Instant;
 use crate::config::Config;
+use crate::holder_id::is_same_holder;
 use crate::kernel::fault::Fault;
 use crate::logging;
 use crate::majority::Majority;
 use crate::protocol::answer::Answer;
+use crate::protocol::primitive::{AtRelease, Primitive};
 use crate::protocol::script::ScriptForm;
 use crate::quorum::round::Undecided;
 use crate::quorum::votes::{Verdict, Votes};
@@ -92,6 +94,53 @@ impl Quorum {
     /// Sends `request` to all servers, and waits at most until `until` for enough replies to decide
     /// it.
     pub(crate) fn ask(&self, request: &Request<'_>, until: Instant) -> Result<Answer, Fault> {
+        self.ask_noting(request, until, &mut Vec::new())
+    }
+
+    /// Releases a lock that its holder has under this value, or under another id of the same lease:
+    /// a member that has joined it has a number of its own.
+    pub(crate) fn release_holder(
+        &self,
+        lock: &dyn Primitive,
+        value: &[u8],
+        until: Instant,
+    ) -> Result<Answer, Fault> {
+        let mut answers = Vec::new();
+        let request = Request::Call(lock.release(value, AtRelease::Usual));
+        let end = self.ask_noting(&request, until, &mut answers);
+        let mut released = answers
+            .iter()
+            .filter(|(_, answer)| answer.is_done())
+            .count();
+        let joined: Vec<(usize, Vec<u8>)> = answers
+            .into_iter()
+            .filter_map(|(number, answer)| match answer {
+                Answer::Foreign(found) if is_same_holder(&found, value) => Some((number, found)),
+                _ => None,
+            })
+            .collect();
+        for (n, (number, found)) in joined.iter().enumerate() {
+            let now = Instant::now();
+            // A server that hangs must leave time for the others.
+            let by = now.after(now.until(until) / (joined.len() - n) as u32);
+            let call = lock.release(found, AtRelease::Usual);
+            let answer = self.servers[*number].call_or_undo(call, by, Cap::Exempt, None);
+            released += usize::from(answer.is_ok_and(|(answer, _)| answer.is_done()));
+        }
+        if released >= self.size.needed {
+            Ok(Answer::Ours)
+        } else {
+            end
+        }
+    }
+
+    /// The same, and adds the answers of the servers.
+    fn ask_noting(
+        &self,
+        request: &Request<'_>,
+        until: Instant,
+        answers: &mut Vec<(usize, Answer)>,
+    ) -> Result<Answer, Fault> {
         let verb = request.verb();
         let mut replies = Replies {
             votes: Votes::new(verb, self.size),
@@ -118,6 +167,7 @@ impl Quorum {
                         match one.settle(request, answer, sent) {
                             Ok(answer) => {
                                 replies.answers += 1;
+                                answers.push((number, answer.clone()));
                                 replies.votes.count(Some(answer));
                             }
                             Err(fault) => replies.failed(number, fault),

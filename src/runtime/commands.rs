@@ -7,13 +7,16 @@
 //! ```
 
 use crate::clock::Instant;
+use crate::holder_id::HolderId;
 use crate::kernel::Kernel;
 use crate::kernel::command::Command;
 use crate::kernel::effects::Effects;
 use crate::kernel::engine::{Engine, Outgoing};
 use crate::kernel::fault::Fault;
+use crate::kernel::table::entry_name;
 use crate::majority::Member;
 use crate::protocol::answer::Answer;
+use crate::quorum::lease::LinkNo;
 use crate::quorum::round::Members;
 use crate::quorum::{Event, Quorum, Turn};
 
@@ -32,6 +35,17 @@ pub(crate) struct ForServer {
     pub(crate) server: Member,
     pub(crate) no: u64,
     pub(crate) command: Command,
+}
+
+/// The end of a command.
+#[derive(Debug)]
+pub(crate) struct End {
+    pub(crate) no: u64,
+    pub(crate) end: Result<Answer, Fault>,
+    /// The instant before it was sent.
+    pub(crate) sent: Instant,
+    /// The number of the connection over which it was answered. A later one is higher.
+    pub(crate) link: LinkNo,
 }
 
 impl Commands {
@@ -74,7 +88,7 @@ impl Commands {
             tell(&mut self.engine, kernel, &mut turn, fx);
             due = self.engine.due(kernel, now, members, fx);
         }
-        kernel.wake_sender_at(quorum.next(now), now, fx);
+        kernel.wake_sender_at(quorum.next(), now, fx);
         for_members(turn)
     }
 
@@ -83,21 +97,33 @@ impl Commands {
     pub(crate) fn ended(
         &mut self,
         kernel: &Kernel,
-        no: u64,
-        end: Result<Answer, Fault>,
-        [sent, now]: [Instant; 2],
+        ended: End,
+        now: Instant,
         members: &dyn Members,
         fx: &mut Effects,
     ) -> Vec<ForServer> {
+        let End {
+            no,
+            end,
+            sent,
+            link,
+        } = ended;
         let Some(quorum) = &mut self.quorum else {
             let times = [sent, now];
             return for_one_server((self.engine).ended(kernel, no, end, times, members, fx));
         };
         let mut turn = Turn::new(now, members);
-        quorum.ended(no, end, &mut turn);
+        quorum.ended(no, (end, link), &mut turn);
         tell(&mut self.engine, kernel, &mut turn, fx);
-        kernel.wake_sender_at(quorum.next(now), now, fx);
+        kernel.wake_sender_at(quorum.next(), now, fx);
         for_members(turn)
+    }
+
+    /// Somebody else has released the key with this id at a member.
+    pub(crate) fn deleted(&mut self, member: Member, id: &HolderId) {
+        if let Some(quorum) = &mut self.quorum {
+            quorum.deleted(member, id);
+        }
     }
 
     /// Returns whether a command may be sent now: for the first time, to another server, or with
@@ -121,10 +147,15 @@ impl Commands {
 
     /// Returns whether nothing was sent that has not ended, and no holder waits for a release.
     pub(crate) fn is_idle(&self) -> bool {
-        let quorum = self.quorum.as_ref();
+        let Some(quorum) = &self.quorum else {
+            return self.engine.is_idle(|_| false);
+        };
+        if !quorum.is_unsent() {
+            return false;
+        }
         // A round may never send the rest of its commands.
-        quorum.is_none_or(Quorum::is_unsent)
-            && (self.engine).is_idle(|no| quorum.is_some_and(|quorum| quorum.decides(no)))
+        let open = quorum.tickets();
+        self.engine.is_idle(|ticket| open.contains(&ticket))
     }
 
     /// Returns whether no release is due at `now` that the kernel does not know, and the end of the
@@ -170,6 +201,10 @@ fn tell(engine: &mut Engine, kernel: &Kernel, turn: &mut Turn<'_>, fx: &mut Effe
                 debug_assert!(more.is_empty(), "renewals are not joined over a quorum");
             }
             Event::Limit(lock, id, ttl) => kernel.limit(&*lock, &id, ttl),
+            Event::Doubt(lock, id) => {
+                let (name, id) = (entry_name(&*lock), id.as_str().as_bytes());
+                kernel.doubt(name, id, turn.now, fx);
+            }
         }
     }
 }

@@ -10,9 +10,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::plan::Actor;
+use super::plan::{Actor, Family};
 use super::server::{MS, Server, Time, key_of};
-use super::world::{Checked, World};
+use super::world::{COMMAND_TIMEOUT, Checked, World};
 use crate::clock::Instant;
 use crate::kernel::Kernel;
 use crate::kernel::call::Call;
@@ -141,6 +141,9 @@ impl World {
         for told in &fx.lost {
             let text = format!("c{client} reports {told:?}");
             self.say(|| text.clone());
+            if self.is_lost_by_restarts(told) {
+                return Err(self.violation("P14", text));
+            }
             if told.whole.is_some() {
                 self.check_told(client, told)?;
             } else if self.still_has(told) {
@@ -200,6 +203,34 @@ impl World {
         Ok(())
     }
 
+    /// P14: no lease that was whole is lost because servers restart one after the other.
+    fn is_lost_by_restarts(&self, told: &Told) -> bool {
+        self.plan.family == Family::Restarts
+            && matches!(told.lost, Lost::Deleted | Lost::Taken)
+            && told.lease.is_renewed()
+            && !self.over.contains(told.lease.id.as_str())
+    }
+
+    /// P15: no lease outlives its release by force for longer than until its next renewal.
+    fn check_forced(&self) -> Checked {
+        let within = self.plan.ttl / 2 + 3 * COMMAND_TIMEOUT;
+        for it in &self.leases {
+            let Some((servers, last)) = self.forced.get(it.lease.id.as_str()) else {
+                continue;
+            };
+            let now = self.clocks[it.client].at(self.now);
+            if servers.len() == self.plan.servers
+                && self.now > last + within
+                && it.lease.is_renewed()
+                && it.lease.is_held_at(now)
+            {
+                let text = format!("{:?} outlives its release by force", it.lease.id);
+                return Err(self.violation("P15", text));
+            }
+        }
+        Ok(())
+    }
+
     /// Returns whether the servers have a lease of which a reply is said to have told the loss.
     fn still_has(&self, told: &Told) -> bool {
         let id = told.lease.id.as_str();
@@ -222,6 +253,7 @@ impl World {
         }
         self.leases.retain(|it| self.clients[it.client].is_alive);
         self.check_losses()?;
+        self.check_forced()?;
         if self.plan.has_parts() {
             self.check_sets()?;
         }

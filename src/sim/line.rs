@@ -202,6 +202,8 @@ impl Words<'_> {
             "Snapshot" => ServerFault::Snapshot,
             "Failover" => ServerFault::Failover,
             "RestartEmpty" => ServerFault::RestartEmpty,
+            "Restart" => ServerFault::Restart(self.next()?),
+            "Force" => ServerFault::Force(self.next()?),
             "Forget" => ServerFault::Forget,
             other => return Err(malformed(other)),
         })

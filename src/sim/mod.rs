@@ -264,7 +264,7 @@ fn first_that_catches(mutant: Mutant) -> Option<Plan> {
 }
 
 /// The tests in `rules` catch these.
-const CAUGHT_BY_RULES: [Mutant; 9] = [
+const CAUGHT_BY_RULES: [Mutant; 14] = [
     Mutant::LaterAttemptStaysLater,
     Mutant::WakeUpIsPromisedOnce,
     Mutant::NewsEndTheReleaseInFlight,
@@ -274,6 +274,11 @@ const CAUGHT_BY_RULES: [Mutant; 9] = [
     Mutant::LateReaderIsOverdue,
     Mutant::PlainReleasesAddUp,
     Mutant::ReleaseMessageProvesNothing,
+    Mutant::JoinBringsTheFirstToken,
+    Mutant::OwnIdJoins,
+    Mutant::LeaseIsForgottenEarly,
+    Mutant::MessageIsNotTranslated,
+    Mutant::JoinedIsAnotherHolder,
 ];
 
 /// Prints which plan of the fixed lists first catches each mutant, or those with `SIM_MUTANT` in
@@ -420,5 +425,7 @@ families! {
     slot_moves Moves
     lingering_leases Linger
     quorums Quorum
+    restarts Restarts
+    forced_releases Force
     crowds Crowd
 }

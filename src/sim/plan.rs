@@ -58,12 +58,16 @@ pub(super) enum Family {
     Linger,
     /// 3 or 5 servers.
     Quorum,
+    /// Servers of a quorum restart without their data, one at a time.
+    Restarts,
+    /// Locks of a quorum are released by force.
+    Force,
     /// Hundreds of threads wait for one name.
     Crowd,
 }
 
 impl Family {
-    pub(super) const ALL: [Self; 14] = [
+    pub(super) const ALL: [Self; 16] = [
         Self::Calm,
         Self::Faults,
         Self::ShortTtl,
@@ -77,6 +81,8 @@ impl Family {
         Self::Moves,
         Self::Linger,
         Self::Quorum,
+        Self::Restarts,
+        Self::Force,
         Self::Crowd,
     ];
 
@@ -175,6 +181,10 @@ pub(super) enum ServerFault {
     Failover,
     /// It restarts without data, after all leases have ended.
     RestartEmpty,
+    /// The same while leases last, within this time.
+    Restart(Time),
+    /// An operator releases a lock: its key is deleted, and that is announced.
+    Force(u64),
     /// It loses its data while leases last.
     Forget,
 }

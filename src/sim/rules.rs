@@ -3,11 +3,13 @@
 mod calls;
 mod crowds;
 mod engine_sends;
+mod healing;
 mod releases;
 mod rounds;
 mod tries;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use crate::clock::Instant;
@@ -26,7 +28,10 @@ use crate::token::FencingToken;
 const SECOND: Duration = Duration::from_secs(1);
 
 /// The links of a client to one server.
-static ONE_SERVER: Links = Links { links: Vec::new() };
+static ONE_SERVER: Links = Links {
+    links: Vec::new(),
+    ran_twice: AtomicU32::new(0),
+};
 
 fn kernel() -> Kernel {
     let limits = Limits {

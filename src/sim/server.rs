@@ -4,8 +4,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
 use super::plan::{ServerFault, Why};
 use crate::holder::READERS;
+use crate::holder_id::{HolderId, is_same_holder};
 use crate::kernel::command::{Command, Inbox, What};
+use crate::name::Name;
 use crate::protocol::answer::Answer;
+use crate::protocol::keys::Keys;
+use crate::protocol::mutex::MutexKeys;
 use crate::protocol::primitive::{Primitive, Reached};
 use crate::protocol::reply::Reply;
 use crate::testing::scripted::{Keyspace, Scripted};
@@ -50,7 +54,8 @@ impl Data {
 
     /// Returns whether this id holds the lock at `now`.
     pub(super) fn is_held_by(&self, id: &str, now: Time) -> bool {
-        let lock = self.lock.as_ref().filter(|(it, _)| it == id);
+        let is_its = |it: &str| is_same_holder(it.as_bytes(), id.as_bytes());
+        let lock = self.lock.as_ref().filter(|(it, _)| is_its(it));
         let lock = lock.map(|(_, end)| *end);
         let reader = self.readers.get(id).copied();
         let permit = self.permits.get(id).map(|(_, end)| *end);
@@ -149,6 +154,12 @@ impl Default for Server {
 pub(super) fn client_of(id: &str) -> Option<usize> {
     let id = id.rsplit_once(' ').map_or(id, |(_, id)| id);
     id.strip_prefix('c')?.split_once(':')?.0.parse().ok()
+}
+
+/// Returns the id of the lease that has this id at a server.
+pub(super) fn base(id: &str) -> String {
+    let parsed = HolderId::parse(id.as_bytes());
+    parsed.map_or_else(|| id.to_owned(), |id| id.base().as_str().to_owned())
 }
 
 /// The key of the view of a lock.
@@ -446,6 +457,22 @@ impl Server {
         self.data.insert(key, data);
         let lock = before.lock.into_iter().map(|it| it.0);
         lock.chain(before.readers.into_keys()).collect()
+    }
+
+    /// Releases a lock by force, as an operator does; returns the ids that held it.
+    pub(super) fn force(&mut self, name: &str, now: Time) -> Vec<String> {
+        let keys = Keys::new(Name::from(name), "lock:", "lock_release:");
+        let lock = MutexKeys::of(keys);
+        let holder = self.read(name.as_bytes(), self.now(now)).lock;
+        let id = holder.and_then(|(id, _)| HolderId::parse(id.as_bytes()));
+        if let Some(id) = &id {
+            let may_be_plain = false;
+            let id = id.clone();
+            let command = Command::new(&lock, What::Leave { id, may_be_plain });
+            self.run(0, &command, Reached::WhileListening, now);
+        }
+        let id = id.map(|id| id.as_str().to_owned());
+        id.into_iter().collect()
     }
 
     pub(super) fn copy(&self) -> Copy {

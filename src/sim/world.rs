@@ -21,6 +21,7 @@ mod wants;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use batch::Batch;
@@ -267,6 +268,8 @@ struct Pipe {
     /// When it gives up the handshake, and for how long it pauses then.
     connect_by: Time,
     pause: Time,
+    /// How many connections it has had.
+    links: u64,
     sent: VecDeque<(u64, Time, Command)>,
     mail: VecDeque<Mail>,
     /// Commands that could not be written.
@@ -371,11 +374,15 @@ pub(super) struct World {
     /// The ids of leases that may have ended on a server without their clients: those in its keys
     /// when its clock stepped ahead, or when somebody deleted the key.
     pub(super) over: BTreeSet<String>,
+    /// The leases that were released by force: at which servers, and when last.
+    pub(super) forced: BTreeMap<String, (BTreeSet<Member>, Time)>,
 }
 
 /// The state of a client's pipelines: of one server, none.
 pub(super) struct Links {
     pub(super) links: Vec<Link>,
+    /// How often the names of the members had to be compared.
+    pub(super) ran_twice: AtomicU32,
 }
 
 impl Route for Links {
@@ -387,6 +394,10 @@ impl Route for Links {
 impl Members for Links {
     fn link(&self, server: Member, _: Instant) -> Link {
         self.links.get(server).copied().unwrap_or(Link::Up)
+    }
+
+    fn ran_twice(&self, _: &Arc<dyn Primitive>) {
+        self.ran_twice.fetch_add(1, Ordering::Relaxed);
     }
 }
 

@@ -56,6 +56,7 @@ impl Foreign {
             ttl: FOREIGN_TTL,
             tokens: 1,
             proposed: None,
+            joins: false,
             after: None,
             queueing: Queueing::Barge,
         });

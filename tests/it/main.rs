@@ -25,6 +25,7 @@ mod fair_faults;
 mod faults;
 mod fencing;
 mod fork;
+mod healing;
 mod hostile;
 mod large_values;
 mod last_connection;
@@ -151,6 +152,7 @@ const TESTS: &[Listed] = &[
     fencing::TESTS,
     large_values::TESTS,
     last_connection::TESTS,
+    healing::TESTS,
     late_ttl::TESTS,
     lease::TESTS,
     list::TESTS,

@@ -97,6 +97,7 @@ impl<J: Job> Pipeline<J> {
                 Some(Ok((connection, is_lent))) => {
                     if self.server.is_current(connection.generation) {
                         (self.down, self.why_down) = (None, None);
+                        self.connections += 1;
                         return Link::Open(Box::new(Line::new(connection, is_lent)));
                     }
                     self.close(connection, is_lent);

@@ -31,6 +31,8 @@ pub(crate) struct Ended<J> {
     /// The instant before it was sent.
     pub(crate) sent: Instant,
     pub(crate) end: Result<Answer, NodeFault>,
+    /// The number of the pipeline's last connection.
+    pub(crate) link: u64,
 }
 
 /// A command.

@@ -32,7 +32,7 @@ use crate::protocol::primitive::Primitive;
 use crate::quorum::Quorum;
 use crate::quorum::round::{Link, Members, Undecided};
 use crate::redis::{Deployment, Fault, LineState, Server};
-use crate::runtime::commands::{Commands, ForServer};
+use crate::runtime::commands::{Commands, End, ForServer};
 use crate::runtime::engine::pipes::{Outcome, Pipes};
 use crate::runtime::engine::work::{Sending, Work};
 use crate::runtime::state::Runtime;
@@ -191,9 +191,10 @@ impl<'a> EngineLoop<'a> {
             self.exchange(now);
             self.note_released();
             if self.is_stopping && self.is_done() && self.may_end(Instant::now()) {
-                return;
+                return self.note_may_exist();
             }
             if now >= self.stops_by {
+                self.note_may_exist();
                 return self.kernel.end_engine_now();
             }
             self.sleep();
@@ -207,11 +208,16 @@ impl<'a> EngineLoop<'a> {
         }
         if self.runtime.engine.is_stopping() && !self.is_stopping {
             self.is_stopping = true;
+            self.note_may_exist();
             let timeout = self.runtime.deployment.command_timeout();
             self.stops_by = now.after(timeout.saturating_mul(2));
             self.asks_until = Some(now.after(ASKS_FOR));
             self.stats_at = self.stats_at.map(|_| now);
         }
+    }
+
+    fn note_may_exist(&self) {
+        (self.runtime.engine).note_may_exist(self.commands.may_exist());
     }
 
     /// The deadlines of parked calls may have passed while their sleeps stood still.
@@ -228,9 +234,6 @@ impl<'a> EngineLoop<'a> {
         if !is_closed {
             return;
         }
-        self.runtime
-            .engine
-            .note_may_exist(self.commands.may_exist());
         let has_released = self.kernel.has_released() && self.commands.has_released();
         if has_released && !self.commands.may_acquire() {
             self.runtime.engine.note_released();
@@ -241,10 +244,21 @@ impl<'a> EngineLoop<'a> {
     fn send_due(&mut self, now: Instant) {
         let mut fx = Effects::default();
         (self.kernel).look_at_wall_clock(wall_at_start(), now, &mut fx);
+        self.note_deleted();
         let servers = servers(self.runtime, &self.pipes);
         let due = self.commands.due(self.kernel, now, &servers, &mut fx);
         self.runtime.carry_out_here(fx);
         self.send_all(due, now);
+    }
+
+    /// Takes note of the keys of this client's leases that others have released.
+    fn note_deleted(&mut self) {
+        if !self.runtime.deployment.is_quorum() {
+            return;
+        }
+        for (member, id) in self.runtime.messages.lock().take_deleted() {
+            self.commands.deleted(member, &id);
+        }
     }
 
     fn send_all(&mut self, outgoing: Vec<ForServer>, now: Instant) {
@@ -303,6 +317,7 @@ impl<'a> EngineLoop<'a> {
             return;
         }
         count_failures(&outcomes);
+        self.note_deleted();
         let now = Instant::now();
         let (mut fx, mut more) = (Effects::default(), Vec::new());
         for outcome in outcomes {
@@ -324,6 +339,7 @@ impl<'a> EngineLoop<'a> {
             server,
             sent,
             end,
+            link,
         } = outcome;
         let map = self.runtime.deployment.slot_map();
         let end = end.map_err(|fault| match map {
@@ -334,8 +350,13 @@ impl<'a> EngineLoop<'a> {
             Work::Lock(no, command, _) => {
                 note_health(self.runtime, &server, &command, &end, now);
                 let servers = servers(self.runtime, &self.pipes);
-                let span = [sent, now];
-                more.extend((self.commands).ended(self.kernel, no, end, span, &servers, fx));
+                let ended = End {
+                    no,
+                    end,
+                    sent,
+                    link,
+                };
+                more.extend((self.commands).ended(self.kernel, ended, now, &servers, fx));
             }
             Work::AddStats(delta) => self.runtime.shared_stats.settle(&delta, end),
             Work::ProbeSubscriber(endpoint, begun) => self.runtime.probed(&endpoint, begun, end),
@@ -354,7 +375,13 @@ impl<'a> EngineLoop<'a> {
         debug_assert!(is_asking(command));
         let mut fx = Effects::default();
         let servers = servers(self.runtime, &self.pipes);
-        let more = (self.commands).ended(self.kernel, no, end, [now, now], &servers, &mut fx);
+        let ended = End {
+            no,
+            end,
+            sent: now,
+            link: 0,
+        };
+        let more = (self.commands).ended(self.kernel, ended, now, &servers, &mut fx);
         self.runtime.carry_out_here(fx);
         more
     }

@@ -27,6 +27,8 @@ pub(in crate::runtime) struct Outcome {
     /// The instant before it was sent.
     pub(in crate::runtime) sent: Instant,
     pub(in crate::runtime) end: Result<Answer, Fault>,
+    /// The number of the last connection to the server.
+    pub(in crate::runtime) link: u64,
 }
 
 pub(in crate::runtime) struct Pipes {
@@ -243,8 +245,16 @@ impl Pipes {
                 self.push_to(runtime, &owner, sending)
             } else {
                 let (sent, end) = (now, Err(NodeFault::NoScript));
-                let job = sending;
-                outcomes.push(outcome(&owner, Ended { job, sent, end }));
+                let (job, link) = (sending, 0);
+                outcomes.push(outcome(
+                    &owner,
+                    Ended {
+                        job,
+                        sent,
+                        end,
+                        link,
+                    },
+                ));
             }
         }
         outcomes
@@ -303,5 +313,6 @@ fn outcome(server: &Arc<Server>, ended: Ended<Sending>) -> Outcome {
         server: Arc::clone(server),
         sent: ended.sent,
         end,
+        link: ended.link,
     }
 }

@@ -8,6 +8,7 @@ use crate::clock::Instant;
 use crate::error::Cause;
 use crate::logging;
 use crate::name::Name;
+use crate::quorum::messages::released;
 use crate::redis::Connection;
 use crate::runtime::endpoint::Endpoint;
 use crate::runtime::state::Runtime;
@@ -143,10 +144,12 @@ impl ServerPeer {
                     continue;
                 };
                 let mut messages = runtime.messages.lock();
+                let id = released(payload);
+                if kernel.doubt(name, &id, now, fx) {
+                    messages.deleted(n, payload);
+                }
                 if messages.heard(n, name, payload) {
-                    kernel.announced(name, payload, now, fx);
-                } else {
-                    kernel.doubt(name, payload, now, fx);
+                    kernel.announced(name, &id, now, fx);
                 }
             }
         });

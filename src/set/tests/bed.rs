@@ -27,7 +27,7 @@ use crate::protocol::keys::Layout;
 use crate::protocol::primitive::Reached;
 use crate::quorum::Quorum;
 use crate::quorum::round::Members;
-use crate::runtime::commands::Commands;
+use crate::runtime::commands::{Commands, End};
 use crate::set::acquire::{SetAcquire, SetOutcome, SetStep, SetTerms};
 use crate::set::holder::SetUnlock;
 use crate::set::lease::SetLease;
@@ -224,7 +224,13 @@ impl Bed {
             }
             let end = self.run_at(next.server, &next.command);
             let (kernel, engine) = (&self.kernel, &mut self.engine);
-            let more = engine.ended(kernel, next.no, end, [now; 2], &self.route, &mut fx);
+            let ended = End {
+                no: next.no,
+                end,
+                sent: now,
+                link: 0,
+            };
+            let more = engine.ended(kernel, ended, now, &self.route, &mut fx);
             out.extend(more);
         }
         self.carry_out(fx);

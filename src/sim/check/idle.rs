@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::each_entry;
 use crate::protocol::primitive::Primitive;
 use crate::sim::plan::{Actor, Family};
-use crate::sim::server::{MS, Server, client_of, key_of};
+use crate::sim::server::{MS, Server, base, client_of, key_of};
 use crate::sim::world::{Checked, World};
 
 impl World {
@@ -63,11 +63,14 @@ impl World {
         if of(Actor::Engine) || !is_quorum && of(Actor::Sub) {
             return false;
         }
-        let mut is_held = false;
+        let (of_lease, mut is_held) = (base(id), false);
         each_entry(&self.clients[client].kernel, &self.names, |entry| {
-            is_held |= entry.held.iter().any(|held| held.lease.id.as_str() == id);
+            is_held |= entry
+                .held
+                .iter()
+                .any(|held| held.lease.id.as_str() == of_lease);
         });
-        !is_held && !self.has_guard(client, id)
+        !is_held && !self.has_guard(client, &of_lease)
     }
 
     /// Returns whether a client has a lease of the lock, as far as it knows.

@@ -6,7 +6,7 @@ use crate::kernel::bounds::Bound;
 use crate::majority::Member;
 use crate::quorum::Quorum;
 use crate::sim::plan::Kind;
-use crate::sim::server::client_of;
+use crate::sim::server::{base, client_of};
 use crate::sim::world::{Checked, World};
 
 impl World {
@@ -50,11 +50,12 @@ impl World {
         let kernel = &self.clients[client].kernel;
         let is_pending = || {
             let pending = kernel.pending.lock();
-            !pending.is_empty() && pending.has(id.as_bytes())
+            !pending.is_empty() && pending.has(base(id).as_bytes())
         };
         let is_known_at = |quorum: &Quorum| quorum.knows(server, id);
-        self.has_guard(client, id)
-            || has_owner(kernel, &self.names, self.parked(client), id)
+        let of_lease = &base(id);
+        self.has_guard(client, of_lease)
+            || has_owner(kernel, &self.names, self.parked(client), of_lease)
             || is_pending()
             || self.clients[client].quorum().is_some_and(is_known_at)
             || !self.plan.is_quorum() && self.is_under_way(client, id)

@@ -13,8 +13,11 @@ pub(in crate::sim) fn low_bound(seed: u64) -> Option<Bound> {
 
 /// Returns the plan of a seed.
 pub(in crate::sim) fn plan(family: Family, seed: u64) -> Plan {
-    if family == Family::Quorum {
-        return quorum::plan(seed);
+    match family {
+        Family::Quorum => return quorum::plan(seed),
+        Family::Restarts => return quorum::restarts(seed),
+        Family::Force => return quorum::force(seed),
+        _ => {}
     }
     let mut rng = Rng(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ (family as u64 * 77 + 5));
     let clients = if rng.chance(150) {

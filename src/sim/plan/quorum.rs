@@ -53,6 +53,86 @@ pub(super) fn plan(seed: u64) -> Plan {
     plan
 }
 
+/// Returns a plan of long leases over healthy servers.
+fn long_leases(family: Family, seed: u64, rng: &mut Rng) -> Plan {
+    Plan {
+        seed,
+        family,
+        servers: if rng.chance(650) { 3 } else { 5 },
+        clients: rng.range(2, 5) as usize,
+        threads: rng.range(1, 3) as usize,
+        ops: rng.range(3, 8) as u32,
+        names: rng.range(1, 3),
+        kinds: vec![Kind::NoQueue],
+        ttl: rng.range(900, 4_000) * MS,
+        handoffs: rng.below(5) as u32,
+        backoff: 0,
+        linger: 0,
+        drifts: Vec::new(),
+        faults: Vec::new(),
+        low: None,
+        by_engine: false,
+    }
+}
+
+/// Servers lose their data one after the other, so far apart that each lease is whole again in
+/// between.
+pub(super) fn restarts(seed: u64) -> Plan {
+    let mut rng = Rng(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x52);
+    let mut plan = long_leases(Family::Restarts, seed, &mut rng);
+    let mut at = rng.range(MS, plan.ttl);
+    for _ in 0..rng.range(2, 9) {
+        let server = rng.below(plan.servers as u64) as usize;
+        let down = rng.range(MS, 300 * MS);
+        let restart = ServerFault::Restart(down);
+        plan.faults.push((at, Fault::Server(server, restart)));
+        if rng.chance(300) {
+            // The reply to a join, or the end of a connection, is late.
+            let client = rng.below(plan.clients as u64) as usize;
+            let slow = ServerFault::Slow(client, Actor::Engine, rng.range(MS, 30 * MS));
+            let at = at + down + rng.below(plan.ttl / 3);
+            plan.faults.push((at, Fault::Server(server, slow)));
+        }
+        at += plan.ttl / 2 + down + rng.range(400 * MS, 1_500 * MS);
+    }
+    plan.faults.sort_by_key(|fault| fault.0);
+    plan
+}
+
+/// An operator releases a name at each server, one after the other within a cycle of renewals,
+/// while connections break.
+pub(super) fn force(seed: u64) -> Plan {
+    let mut rng = Rng(seed.wrapping_mul(0x2545_f491_4f6c_dd1d) ^ 0x53);
+    let mut plan = long_leases(Family::Force, seed, &mut rng);
+    for _ in 0..rng.range(1, 6) {
+        let name = rng.below(plan.names);
+        let mut at = rng.range(MS, 6_000 * MS);
+        let apart = plan.ttl / (4 * plan.servers as u64);
+        let first = rng.below(plan.servers as u64) as usize;
+        let cuts = if rng.chance(300) { 950 } else { 300 };
+        for n in 0..plan.servers {
+            let server = (first + n) % plan.servers;
+            plan.faults
+                .push((at, Fault::Server(server, ServerFault::Force(name))));
+            if rng.chance(cuts) {
+                let at = (at + rng.below(20 * MS)).saturating_sub(10 * MS);
+                for client in 0..plan.clients {
+                    let cut = ServerFault::Cut(client, Actor::Engine, false);
+                    plan.faults.push((at, Fault::Server(server, cut)));
+                }
+            }
+            at += rng.below(apart);
+        }
+    }
+    if rng.chance(300) {
+        let client = rng.below(plan.clients as u64) as usize;
+        let lost = Fault::LoseMessages(client, rng.range(MS, 2_000 * MS));
+        plan.faults.push((rng.below(4_000 * MS), lost));
+    }
+    plan.faults.sort_by_key(|fault| fault.0);
+    plan
+}
+
 /// Several faults at one server within a short time: commands that run late, and their undos.
 fn aimed(plan: &mut Plan, rng: &mut Rng) {
     let client = rng.below(plan.clients as u64) as usize;

@@ -14,7 +14,7 @@ use crate::kernel::lease::OperationCell;
 use crate::kernel::unlock::Unlock;
 use crate::kernel::waiter::{Failure, Outcome};
 use crate::protocol::answer::{Answer, Undone};
-use crate::runtime::commands::{Commands, ForServer};
+use crate::runtime::commands::{Commands, End, ForServer};
 use crate::sim::rules::{ONE_SERVER, at, call, kernel, mutex};
 use crate::token::FencingToken;
 
@@ -48,9 +48,14 @@ impl Client {
 
     fn end(&mut self, out: &ForServer, end: Result<Answer, Fault>, ms: u64) {
         let fx = &mut Effects::default();
-        let ends = [at(ms), at(ms)];
+        let ended = End {
+            no: out.no,
+            end,
+            sent: at(ms),
+            link: 0,
+        };
         self.engine
-            .ended(&self.kernel, out.no, end, ends, &ONE_SERVER, fx);
+            .ended(&self.kernel, ended, at(ms), &ONE_SERVER, fx);
     }
 
     /// Acquires the lock, and begins to release it.

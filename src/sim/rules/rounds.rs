@@ -1,11 +1,13 @@
 //! Rules of rounds: what the votes of several servers mean.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::error::Cause;
 use crate::kernel::call::{Call, CallTerms, Step};
+use crate::kernel::command::What;
 use crate::kernel::effects::Effects;
 
 use crate::kernel::fault::Fault;
@@ -24,21 +26,26 @@ use crate::protocol::refusal::RefusedName;
 use crate::quorum::Quorum;
 use crate::quorum::messages::Messages;
 use crate::quorum::round::Link;
-use crate::runtime::commands::{Commands, ForServer};
+use crate::runtime::commands::{Commands, End, ForServer};
 use crate::sim::rules::{SECOND, at};
 use crate::sim::world::Links;
 use crate::token::FencingToken;
 
+/// The wall clock at the start, in µs: tokens are at least that.
+pub(super) const WALL: u64 = 1_000_000;
+
 /// A client of three servers, and its engine.
-struct Client {
-    kernel: Kernel,
-    engine: Commands,
-    links: Links,
+pub(super) struct Client {
+    pub(super) kernel: Kernel,
+    pub(super) engine: Commands,
+    pub(super) links: Links,
+    /// The connection over which members answer.
+    pub(super) link: u64,
     lock: Arc<dyn Primitive>,
 }
 
 impl Client {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let limits = Limits {
             command_timeout: SECOND,
             unreachable_for: 10 * SECOND,
@@ -50,33 +57,45 @@ impl Client {
         };
         Self {
             kernel: Kernel::new(limits, "o"),
-            engine: Commands::new(Some(Quorum::new(Majority::of(3), SECOND, 0))),
+            engine: Commands::new(Some(Quorum::new(Majority::of(3), SECOND, WALL))),
             links: links(&[Link::Up; 3]),
+            link: 1,
             lock: MutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:")),
         }
     }
 
     fn call(&self, now: Instant) -> Call {
-        let wants = CallTerms::endless(&self.lock, 10 * SECOND);
+        let mut wants = CallTerms::endless(&self.lock, 10 * SECOND);
+        wants.terms.handoffs = 3;
         let mut call = Call::new(&self.kernel, wants, now);
         let step = call.begin(&self.kernel, now, &mut Effects::default());
         assert!(matches!(step, Step::Park(_)));
         call
     }
 
-    fn due(&mut self, now: Instant) -> Vec<ForServer> {
+    pub(super) fn due(&mut self, now: Instant) -> Vec<ForServer> {
         let fx = &mut Effects::default();
         self.engine.due(&self.kernel, now, &self.links, fx)
     }
 
-    fn end(&mut self, out: &ForServer, end: Result<Answer, Fault>, now: Instant) -> Vec<ForServer> {
+    pub(super) fn end(
+        &mut self,
+        out: &ForServer,
+        end: Result<Answer, Fault>,
+        now: Instant,
+    ) -> Vec<ForServer> {
         let fx = &mut Effects::default();
         let links = &self.links;
-        self.engine
-            .ended(&self.kernel, out.no, end, [now, now], links, fx)
+        let ended = End {
+            no: out.no,
+            end,
+            sent: now,
+            link: self.link,
+        };
+        self.engine.ended(&self.kernel, ended, now, links, fx)
     }
 
-    fn acquired(&mut self) -> Arc<HeldLease> {
+    pub(super) fn acquired(&mut self) -> Arc<HeldLease> {
         let mut call = self.call(at(0));
         for out in self.due(at(0)) {
             self.end(&out, Ok(granted()), at(1));
@@ -92,14 +111,15 @@ impl Client {
 fn links(links: &[Link]) -> Links {
     Links {
         links: links.to_vec(),
+        ran_twice: AtomicU32::new(0),
     }
 }
 
-fn granted() -> Answer {
+pub(super) fn granted() -> Answer {
     Answer::Granted(FencingToken::new(7))
 }
 
-fn refused(by: &str) -> Answer {
+pub(super) fn refused(by: &str) -> Answer {
     Answer::Refused(RefusedName {
         name: 0,
         holder: by.into(),
@@ -223,7 +243,9 @@ fn overdue_release_still_waits_for_a_key_that_may_come() {
     let unlock = (client.kernel).begin_unlock(&lease, token, false, at(10), &mut fx);
     assert!(matches!(unlock, Unlock::Wait(_)));
     client.links = links(&[Link::Up, Link::Up, Link::Down]);
-    assert_eq!(client.due(at(10)).len(), 2);
+    let is_leave = |out: &&ForServer| matches!(out.command.what, What::Leave { .. });
+    let out = client.due(at(10));
+    assert_eq!(out.iter().filter(is_leave).count(), 2);
     for ms in [1_100, 1_200, 1_300, 2_300, 3_300] {
         for undo in client.due(at(ms)) {
             let nothing = Undone {

@@ -346,6 +346,9 @@ impl World {
         };
         match rng.below(10 - long) + long {
             _ if self.plan.family == Family::Crowd => rng.range(10, 3 * MS),
+            kind if kind < 7 && [Family::Restarts, Family::Force].contains(&self.plan.family) => {
+                rng.range(self.plan.ttl / 2, self.plan.ttl * 3)
+            }
             0..=5 => rng.range(10, 3 * MS),
             6..=8 => rng.range(MS, 60 * MS),
             _ if self.plan.family == Family::Clocks => rng.range(10 * MS, 6_000 * MS),

@@ -7,6 +7,8 @@ use super::{
 };
 use crate::holder_id::HolderId;
 use crate::kernel::command::What;
+use crate::runtime::commands;
+use std::sync::atomic::AtomicU32;
 
 /// The end of a command of the engine.
 struct End {
@@ -16,6 +18,8 @@ struct End {
     command: Option<Command>,
     server: Member,
     end: Result<Answer, fault::Fault>,
+    /// The number of the pipeline's last connection.
+    link: u64,
 }
 
 /// A command of the engine that was sent.
@@ -58,6 +62,10 @@ impl World {
         }
         let wall = self.clocks[client].wall_at_start(self.now);
         kernel.look_at_wall_clock(wall, now, &mut fx);
+        let it = &mut self.clients[client];
+        for (member, id) in it.messages.take_deleted() {
+            it.engine.deleted(member, &id);
+        }
         let out = self.clients[client]
             .engine
             .due(&kernel, now, &route, &mut fx);
@@ -86,6 +94,7 @@ impl World {
         let pipes = self.clients[client].pipes.iter().filter(|_| is_quorum);
         Links {
             links: pipes.map(|pipe| pipe.link).collect(),
+            ran_twice: AtomicU32::new(0),
         }
     }
 
@@ -115,6 +124,7 @@ impl World {
                             command: Some(command),
                             server,
                             end,
+                            link: pipe.links,
                         });
                     }
                     Mail::Again(to) => again.push((pipe.answered(), to)),
@@ -141,6 +151,7 @@ impl World {
             command,
             server,
             end,
+            link,
         } = end;
         if let Some(command) = command {
             let names = &command.lock.keys().names;
@@ -155,10 +166,16 @@ impl World {
         self.say(|| format!("c{client} engine: command {no} {}", shown_end(&end)));
         let now = self.now;
         let clock = &self.clocks[client];
-        let times = [clock.at(sent), clock.at(now)];
+        let (sent, at) = (clock.at(sent), clock.at(now));
         let it = &mut self.clients[client];
         let kernel = Arc::clone(&it.kernel);
-        let more = it.engine.ended(&kernel, no, end, times, route, fx);
+        let ended = commands::End {
+            no,
+            end,
+            sent,
+            link,
+        };
+        let more = it.engine.ended(&kernel, ended, at, route, fx);
         it.engine_todo
             .extend(more.into_iter().map(|out| Todo::Write(out, now)));
     }
@@ -187,6 +204,7 @@ impl World {
                 command: None,
                 server: self.server_of(to.peer),
                 end: Err(fault::Fault::NotRun(cause)),
+                link: 0,
             });
             return;
         }
@@ -229,6 +247,7 @@ impl World {
                     command: Some(command),
                     server,
                     end: Err(fault),
+                    link: 0,
                 });
             }
             pipe.lose(is_late, now, pause);
@@ -247,6 +266,7 @@ impl World {
                 command: None,
                 server,
                 end: Err(fault),
+                link: 0,
             });
         }
     }
@@ -260,6 +280,7 @@ impl World {
         let n = self.connect(client, Actor::Engine, peer);
         let pipe = &mut self.clients[client].pipes[peer];
         pipe.conn = Some(n);
+        pipe.links += 1;
         if self.plan.is_quorum() {
             pipe.connect_by = self.now + COMMAND_TIMEOUT;
             self.send(n, Up::Hello);

@@ -2,7 +2,9 @@
 
 use super::{Actor, Arc, Checked, Effects, Event, GOES_ON, Member, NEVER, Time, World};
 use crate::sim::plan::{Fault, ServerFault};
-use crate::sim::server::Copy;
+use std::collections::BTreeSet;
+
+use crate::sim::server::{Copy, Server, base, client_of};
 
 impl World {
     pub(super) fn fault(&mut self, n: usize) -> Checked {
@@ -91,6 +93,13 @@ impl World {
                 self.lost_tokens = true;
                 self.takes_down(server, self.plan.ttl * 4);
             }
+            ServerFault::Restart(time) => {
+                self.note_missing(server);
+                self.servers[server].restore(Copy::default(), now);
+                self.lost_tokens = true;
+                self.takes_down(server, time);
+            }
+            ServerFault::Force(name) => self.force(server, name),
             ServerFault::Forget => self.fail_over(server, None)?,
             ServerFault::Failover => {
                 let copy = self.servers[server].snapshot.take();
@@ -99,6 +108,41 @@ impl World {
             of_server => self.servers[server].fails(of_server, now),
         }
         Ok(())
+    }
+
+    /// A server loses its data. Leases that have keys at so few others that none may be lost are
+    /// not whole, and may end.
+    fn note_missing(&mut self, server: Member) {
+        let ids: BTreeSet<String> = self.servers[server]
+            .ids()
+            .iter()
+            .map(|id| base(id))
+            .collect();
+        for id in ids {
+            let now = self.now;
+            let others = self.servers.iter().enumerate();
+            let quorum = client_of(&id).and_then(|client| self.clients[client].quorum());
+            let has_it = |(n, it): &(usize, &Server)| {
+                let counts_on = quorum.is_some_and(|quorum| quorum.counts_on(*n, &id));
+                let mut data = it.data.values();
+                *n != server && counts_on && data.any(|data| data.is_held_by(&id, it.now(now)))
+            };
+            if others.filter(has_it).count() < self.plan.needed() {
+                self.over.insert(id);
+            }
+        }
+    }
+
+    /// An operator releases a lock at a server.
+    fn force(&mut self, server: Member, name: u64) {
+        let ids = self.servers[server].force(&format!("n{name}"), self.now);
+        for id in ids.iter().map(|id| base(id)) {
+            self.over.insert(id.clone());
+            let (servers, last) = self.forced.entry(id).or_default();
+            servers.insert(server);
+            *last = self.now;
+        }
+        self.deliver_messages(server);
     }
 
     /// A server answers nothing for a time, and then loses its connections.

@@ -11,7 +11,7 @@ use super::{
 use crate::kernel::{Kernel, Limits};
 use crate::majority::Majority;
 use crate::quorum::Quorum;
-use crate::quorum::messages::Messages;
+use crate::quorum::messages::{Messages, released};
 use crate::quorum::round::Link;
 use crate::runtime::commands::Commands;
 use crate::sim::plan::{Actor, Family, Plan, Rng};
@@ -50,6 +50,7 @@ impl World {
             timers: BTreeMap::new(),
             clocks: Vec::new(),
             over: BTreeSet::new(),
+            forced: BTreeMap::new(),
             plan,
         };
         for client in 0..world.plan.clients {
@@ -109,6 +110,7 @@ impl World {
             connect_at: 0,
             connect_by: NEVER,
             pause: 100 * MS,
+            links: 0,
             sent: VecDeque::new(),
             mail: VecDeque::new(),
             unsent: Vec::new(),

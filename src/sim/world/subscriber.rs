@@ -2,6 +2,7 @@
 
 use super::show::shown_down;
 use super::{Actor, Arc, Checked, Down, Effects, MS, Message, NEVER, Todo, Up, World};
+use crate::quorum::messages::released;
 
 impl World {
     pub(super) fn subscriber(&mut self, client: usize) -> Checked {
@@ -46,11 +47,17 @@ impl World {
                 Down::Message(Message::Inbox(payload)) => kernel.inbox(&payload, now, &mut fx),
                 Down::Message(Message::Released(channel, payload)) => {
                     if let Some((name, _)) = it.wanted.get(&channel).cloned() {
-                        if !is_quorum || it.messages.heard(server, &name, &payload) {
-                            kernel.announced(&name, &payload, now, &mut fx);
-                            self.note_announced(client, &name, &payload);
+                        let id = if is_quorum {
+                            released(&payload).into_owned()
                         } else {
-                            kernel.doubt(&name, &payload, now, &mut fx);
+                            payload.clone()
+                        };
+                        if is_quorum && kernel.doubt(&name, &id, now, &mut fx) {
+                            it.messages.deleted(server, &payload);
+                        }
+                        if !is_quorum || it.messages.heard(server, &name, &payload) {
+                            kernel.announced(&name, &id, now, &mut fx);
+                            self.note_announced(client, &name, &id);
                         }
                     }
                 }

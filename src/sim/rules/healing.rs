@@ -1,0 +1,176 @@
+//! Rules of healing: when a member of a quorum gets the key of a lease back.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::rounds::{Client, WALL, granted, refused};
+use crate::clock::Instant;
+use crate::error::Cause;
+use crate::holder_id::HolderId;
+use crate::kernel::command::{Attempt, What};
+use crate::kernel::effects::Effects;
+use crate::kernel::fault::Fault;
+use crate::kernel::held::HeldLease;
+use crate::kernel::lease::LeaseStatus;
+use crate::protocol::answer::Answer;
+use crate::runtime::commands::ForServer;
+use crate::sim::rules::at;
+
+/// Returns the commands of a renewal at `ms`.
+fn renewal(client: &mut Client, lease: &Arc<HeldLease>, ms: u64) -> Vec<ForServer> {
+    let fx = &mut Effects::default();
+    let id = lease.id.as_str().as_bytes();
+    client.kernel.doubt(&"a".into(), id, at(ms), fx);
+    client.due(at(ms))
+}
+
+/// The members with these numbers confirm a renewal, and the others say that the key is gone.
+/// Returns what is sent then.
+fn renewed(client: &mut Client, renewal: &[ForServer], by: &[usize], ms: u64) -> Vec<ForServer> {
+    let mut more = Vec::new();
+    for out in renewal {
+        assert!(matches!(out.command.what, What::Renew { .. }), "{out:?}");
+        let answer = if by.contains(&out.server) {
+            Answer::Ours
+        } else {
+            Answer::Gone
+        };
+        more.extend(client.end(out, Ok(answer), at(ms)));
+    }
+    more
+}
+
+/// The third member has lost the key, and its connection. Returns its join.
+fn joins(client: &mut Client, lease: &Arc<HeldLease>, ms: u64) -> ForServer {
+    client.link += 1;
+    let first = renewal(client, lease, ms);
+    assert_eq!(first.len(), 3);
+    assert!(renewed(client, &first, &[0, 1], ms + 1).is_empty());
+    let again = client.due(at(ms + 2));
+    assert_eq!(
+        again.len(),
+        2,
+        "at once, without the empty member: {again:?}"
+    );
+    let mut join = renewed(client, &again, &[0, 1], ms + 3);
+    assert_eq!(join.len(), 1, "{join:?}");
+    join.remove(0)
+}
+
+fn id_of(join: &ForServer) -> &HolderId {
+    join.command.acquires().expect("a join acquires")
+}
+
+#[test]
+fn a_member_that_lost_its_data_joins_under_the_next_number_with_the_last_token() {
+    let mut client = Client::new();
+    let lease = client.acquired();
+    let join = joins(&mut client, &lease, 100);
+    assert_eq!((join.server, id_of(&join)), (2, &lease.id.numbered(1)));
+    let What::Acquire { attempt, .. } = &join.command.what else {
+        panic!("{join:?}")
+    };
+    let Attempt::Join(token) = *attempt else {
+        panic!("{attempt:?}")
+    };
+    assert!(token >= WALL + 3, "the last of its block: {token}");
+    client.end(&join, Ok(granted()), at(110));
+    let next = renewal(&mut client, &lease, 200);
+    let asked: Vec<&What> = next.iter().map(|out| &out.command.what).collect();
+    let is_numbered = |what: &&&What| matches!(what, What::Renew { id, .. } if id.number() == 1);
+    assert_eq!(
+        (asked.len(), asked.iter().filter(is_numbered).count()),
+        (3, 1)
+    );
+    // It votes: the lease outlasts the loss of another member.
+    renewed(&mut client, &next, &[1, 2], 201);
+    let mut fx = Effects::default();
+    let status = lease.status(at(202), &mut fx);
+    assert!(matches!(status, LeaseStatus::Held(_)), "{status:?}");
+}
+
+#[test]
+fn a_member_whose_key_was_deleted_joins_no_more() {
+    let mut client = Client::new();
+    let lease = client.acquired();
+    let first = renewal(&mut client, &lease, 100);
+    renewed(&mut client, &first, &[0, 1], 101);
+    client.link += 1;
+    for ms in [200, 300] {
+        let next = renewal(&mut client, &lease, ms);
+        assert_eq!(next.len(), 2);
+        assert!(renewed(&mut client, &next, &[0, 1], ms + 1).is_empty());
+    }
+}
+
+/// An operator releases the lock there, and then the connection breaks.
+#[test]
+fn a_member_that_has_announced_a_release_joins_no_more() {
+    let mut client = Client::new();
+    let lease = client.acquired();
+    client.engine.deleted(2, &lease.id);
+    client.link += 1;
+    for ms in [100, 200] {
+        let next = renewal(&mut client, &lease, ms);
+        assert_eq!(next.len(), 2);
+        assert!(renewed(&mut client, &next, &[0, 1], ms + 1).is_empty());
+    }
+}
+
+/// Two addresses lead to one server.
+#[test]
+fn a_member_that_refuses_a_join_because_of_its_own_lease_does_not_count() {
+    let mut client = Client::new();
+    let lease = client.acquired();
+    let join = joins(&mut client, &lease, 100);
+    client.end(&join, Ok(refused(lease.id.as_str())), at(110));
+    assert_eq!(
+        client.links.ran_twice.load(Ordering::Relaxed),
+        1,
+        "the names are compared"
+    );
+    let next = renewal(&mut client, &lease, 200);
+    assert_eq!(next.len(), 2);
+}
+
+#[test]
+fn a_join_without_a_reply_is_undone_and_the_next_one_has_another_number() {
+    let mut client = Client::new();
+    let lease = client.acquired();
+    let join = joins(&mut client, &lease, 100);
+    let lost = Err(Fault::Unknown(Cause::text("reset")));
+    client.end(&join, lost, at(110));
+    let undo = client.due(at(110));
+    let of_join = |out: &ForServer| match &out.command.what {
+        What::Undo { ids } => ids.as_slice() == [lease.id.numbered(1)] && out.server == 2,
+        _ => false,
+    };
+    assert!(undo.len() == 1 && of_join(&undo[0]), "{undo:?}");
+    let next = renewal(&mut client, &lease, 200);
+    let join = renewed(&mut client, &next, &[0, 1], 201);
+    assert_eq!(join.len(), 1, "{join:?}");
+    assert_eq!(id_of(&join[0]), &lease.id.numbered(2));
+}
+
+/// The lease is released while its join is under way: the release is behind it.
+#[test]
+fn a_join_under_way_is_released_with_its_lease() {
+    let mut client = Client::new();
+    let lease = client.acquired();
+    let join = joins(&mut client, &lease, 100);
+    let (fx, now) = (&mut Effects::default(), at(110));
+    client
+        .kernel
+        .begin_unlock(&lease, lease.token(), false, now, fx);
+    let out = client.due(now);
+    let leaves: Vec<(usize, u16)> = out
+        .iter()
+        .filter_map(|out| match &out.command.what {
+            What::Leave { id, .. } => Some((out.server, id.number())),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(leaves, [(0, 0), (1, 0), (2, 1)]);
+    let resends = |at: Instant| client.engine.may_resend(&client.kernel, join.no, at);
+    assert!(!resends(now), "its release is behind it");
+}
