@@ -106,8 +106,9 @@
 //! `tests/checks/quorum_model` searches all interleavings of up to three attempts at three servers,
 //! with releases that run late, are lost, or overtake their acquire on another connection. It finds
 //! no violation of these promises while the assumptions hold, and no key that outlives its release.
-//! It does find a violation for early expiry, for a server that loses data, and for each of ten
-//! deliberate mistakes in the protocol.
+//! The same holds if servers restart without their data while each lease is whole, and are joined
+//! again. It does find a violation for early expiry, for a server that loses data before that, and
+//! for each of twelve deliberate mistakes in the protocol.
 //!
 //! [`Client::quorum`]: crate::Client::quorum
 //! [`Error::Unreachable`]: crate::Error::Unreachable

@@ -26,7 +26,8 @@
 //! Not in the model:
 //!
 //! * more than three servers, or more attempts or tokens than given;
-//! * a second renewal of a lease, and an extend that shortens;
+//! * more than two renewals of a lease, and an extend that shortens;
+//! * the numbers of the ids of a lease: the simulation has them;
 //! * whether any client ever gets the lock;
 //! * an undo that stops at the ttl and a client that ends: an acquire that runs after either leaves
 //!   its key for a ttl.
@@ -57,6 +58,7 @@ const THREE: Bounds = Bounds {
     block: 1,
     early: 0,
     restarts: 0,
+    joins: false,
     connections: false,
 };
 const TWO: Bounds = Bounds {
@@ -208,6 +210,51 @@ fn a_server_that_restarts_empty_grants_a_token_again() {
     assert!(
         held < place(Step::Asks { id, token }),
         "the second attempt asked later"
+    );
+}
+
+/// Each lease that is held gets its key back, and with it the counter its tokens.
+const HEALING: Bounds = Bounds {
+    joins: true,
+    restarts: 2,
+    ..TWO
+};
+
+#[test]
+fn servers_that_restart_one_after_another_make_no_two_holders() {
+    assert_holds(HEALING, &ALWAYS, 969_655);
+}
+
+#[test]
+fn servers_that_restart_while_leases_are_handed_off_make_no_two_holders() {
+    let bounds = Bounds {
+        block: 2,
+        ..HEALING
+    };
+    assert_holds(bounds, &ALWAYS, 1_415_202);
+}
+
+#[test]
+fn a_server_that_joins_must_keep_a_higher_counter() {
+    let bounds = Bounds {
+        attempts: 3,
+        tokens: 2,
+        restarts: 0,
+        ..HEALING
+    };
+    assert_flaw_is_found(Flaw::JoinLowersTheCounter, Promise::RisingByHolding, bounds);
+}
+
+#[test]
+fn a_server_that_joins_must_raise_its_counter_to_the_last_token() {
+    let bounds = Bounds {
+        block: 2,
+        ..HEALING
+    };
+    assert_flaw_is_found(
+        Flaw::JoinBringsTheFirstToken,
+        Promise::RisingByHolding,
+        bounds,
     );
 }
 

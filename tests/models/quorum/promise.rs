@@ -76,6 +76,11 @@ pub enum Step {
     HoldsOn {
         id: usize,
     },
+    /// A server that lost the key of a lease gets it back.
+    Joins {
+        server: usize,
+        id: usize,
+    },
     ExpiresEarly {
         server: usize,
     },

@@ -1,7 +1,7 @@
 //! The protocol and its environment: all possible next steps of a state.
 
 use super::promise::Step;
-use super::state::{ATTEMPTS, Attempt, Phase, Progress, State};
+use super::state::{ATTEMPTS, Attempt, Phase, Progress, SERVERS, State};
 
 const MAJORITY: usize = 2;
 
@@ -23,6 +23,10 @@ pub struct Bounds {
     pub early: u8,
     /// How often some server restarts empty.
     pub restarts: u8,
+    /// Whether leases heal: each renews twice, and a server that has lost its key joins again. Then
+    /// servers restart one at a time: each lease has its key at all others, and each has granted
+    /// to the last holder, or has been joined since.
+    pub joins: bool,
     /// Whether releases to one of the servers are messages on connections. The servers keep or
     /// delete keys independently, so one is enough. The others may delete the key of an attempt
     /// that is over at any time, which is more than connections allow.
@@ -44,6 +48,10 @@ pub enum Flaw {
     RenewedByTheAnswering,
     ValidFromTheAnswer,
     RenewedFromTheAnswer,
+    /// A server that joins sets its counter to the tokens of the lease, although it is higher.
+    JoinLowersTheCounter,
+    /// It raises its counter to the first token of the lease only.
+    JoinBringsTheFirstToken,
     /// A release that found nothing is final once the answer to the acquire is read, even if that
     /// answer was read after the release was sent.
     ReleaseJudgedWhenAnswered,
@@ -122,6 +130,11 @@ impl Protocol {
                         next.servers[server].left = self.bounds.ttl;
                     });
                 }
+                if now.join[id] == Progress::Sent && now.holder.is_none() {
+                    take(Step::Joins { server, id }, &|next| {
+                        self.join(next, server, id)
+                    });
+                }
                 if now.has_connections {
                     self.each_of_releases(state, server, id, &mut take);
                 } else if is_owner && state.attempts[id].phase == Phase::Over {
@@ -130,11 +143,12 @@ impl Protocol {
                     });
                 }
             }
-            Self::each_of_faults(state, server, &mut take);
+            self.each_of_faults(state, server, &mut take);
         }
     }
 
     fn each_of_faults(
+        &self,
         state: &State,
         server: usize,
         take: &mut impl FnMut(Step, &dyn Fn(&mut State)),
@@ -145,11 +159,12 @@ impl Protocol {
                 next.servers[server].holder = None;
             });
         }
-        if state.restarts > 0 {
+        if state.restarts > 0 && (!self.bounds.joins || may_restart(state, server)) {
             take(Step::RestartsEmpty { server }, &|next| {
                 next.restarts -= 1;
                 next.servers[server].holder = None;
                 next.servers[server].counter = 0;
+                next.servers[server].has_last = false;
             });
         }
     }
@@ -183,6 +198,10 @@ impl Protocol {
             take(Step::Holds { id, token }, &|next| {
                 next.attempts[id].phase = Phase::Holding;
                 next.held |= 1 << token;
+                next.last = self.bounds.joins.then_some(id);
+                for server in &mut next.servers {
+                    server.has_last = self.bounds.joins && server.acquire[id] == Progress::Yes;
+                }
                 if self.has(Flaw::ValidFromTheAnswer) {
                     next.attempts[id].left = self.bounds.ttl;
                 }
@@ -218,9 +237,9 @@ impl Protocol {
                 next.held |= 1 << token;
             });
         }
-        if self.bounds.renewing && !attempt.has_renewed {
+        if attempt.renewals > 0 && attempt.renewed_left == 0 {
             take(Step::AsksToRenew { id }, &|next| {
-                next.attempts[id].has_renewed = true;
+                next.attempts[id].renewals -= 1;
                 next.attempts[id].renewed_left = self.bounds.ttl;
                 for server in &mut next.servers {
                     server.renew[id] = Progress::Sent;
@@ -240,6 +259,12 @@ impl Protocol {
                     _ => attempt.left.max(attempt.renewed_left),
                 };
                 attempt.renewed_left = 0;
+                // A server that has the key refuses: the client need not know which do.
+                for server in &mut next.servers {
+                    if self.bounds.joins && server.renew[id] != Progress::Yes {
+                        server.join[id] = Progress::Sent;
+                    }
+                }
             });
         }
     }
@@ -253,6 +278,10 @@ impl Protocol {
             phase: Phase::Asking,
             token,
             left: self.bounds.ttl,
+            renewals: match self.bounds {
+                Bounds { joins: true, .. } => 2,
+                Bounds { renewing, .. } => renewing.into(),
+            },
             floor: if self.forgets_nothing() {
                 0
             } else {
@@ -267,7 +296,9 @@ impl Protocol {
 
     fn grant(&self, next: &mut State, server: usize, id: usize) {
         let token = next.attempts[id].token;
+        let is_last = next.last == Some(id);
         let server = &mut next.servers[server];
+        server.has_last |= is_last;
         server.acquire[id] = Progress::Yes;
         server.holder = Some(id);
         server.left = self.bounds.ttl;
@@ -279,6 +310,22 @@ impl Protocol {
             token + self.bounds.block - 1
         } else {
             token
+        };
+    }
+
+    fn join(&self, next: &mut State, server: usize, id: usize) {
+        let token = next.attempts[id].token;
+        let is_last = next.last == Some(id);
+        let server = &mut next.servers[server];
+        server.join[id] = Progress::No;
+        server.holder = Some(id);
+        server.left = self.bounds.ttl;
+        server.has_last |= is_last;
+        let last = token + self.bounds.block - 1;
+        server.counter = match self.flaw {
+            Some(Flaw::JoinLowersTheCounter) => last,
+            Some(Flaw::JoinBringsTheFirstToken) => server.counter.max(token),
+            _ => server.counter.max(last),
         };
     }
 
@@ -349,10 +396,13 @@ impl Protocol {
                     Progress::Sent if never => server.renew[id] = Progress::No,
                     _ => {}
                 }
+                if is_over && server.join[id] == Progress::Sent && attempt.token == 0 {
+                    server.join[id] = Progress::No;
+                }
                 if is_over && server.has_connections {
                     server.forget_what_is_gone(id);
                 }
-                may_be_granted |= is_sent;
+                may_be_granted |= is_sent || server.join[id] == Progress::Sent;
             }
             if attempt.phase != Phase::Asking {
                 attempt.floor = 0;
@@ -371,4 +421,25 @@ impl Protocol {
             }
         }
     }
+}
+
+/// Returns whether a server may lose its data: no lease is lost with it.
+fn may_restart(state: &State, server: usize) -> bool {
+    let others = || (0..SERVERS).filter(move |other| *other != server);
+    let mut attempts = state.attempts.iter().enumerate();
+    let is_known = state.last.is_none() || others().all(|other| state.servers[other].has_last);
+    is_known
+        && attempts.all(|(id, attempt)| match attempt.phase {
+            Phase::Idle | Phase::Over => true,
+            // It may count on the key here.
+            Phase::Asking => state.servers[server].acquire[id] != Progress::Yes,
+            Phase::Holding => {
+                let counts_here = state.servers[server].renew[id] == Progress::Yes;
+                let has_it = |other: usize| {
+                    let other = &state.servers[other];
+                    other.holder == Some(id) && other.left >= attempt.left
+                };
+                (attempt.renewed_left == 0 || !counts_here) && others().all(has_it)
+            }
+        })
 }

@@ -41,6 +41,11 @@ pub(super) struct Server {
     pub(super) counter: u8,
     pub(super) acquire: [Progress; ATTEMPTS],
     pub(super) renew: [Progress; ATTEMPTS],
+    /// A lease that this server has lost is to get its key back.
+    pub(super) join: [Progress; ATTEMPTS],
+    /// It has granted to the last holder, or joined it, and has kept its data since. No participant
+    /// knows it.
+    pub(super) has_last: bool,
     /// Whether clients and this server exchange messages on connections.
     pub(super) has_connections: bool,
     pub(super) release: [Release; ATTEMPTS],
@@ -70,7 +75,8 @@ pub(super) struct Attempt {
     pub(super) left: u8,
     /// Ticks of validity that the renewal in flight would give.
     pub(super) renewed_left: u8,
-    pub(super) has_renewed: bool,
+    /// How often it may still renew.
+    pub(super) renewals: u8,
     pub(super) is_handed_off: bool,
     /// The highest token of any holder when this attempt began. No participant knows it.
     pub(super) floor: u8,
@@ -84,6 +90,8 @@ pub(super) struct State {
     pub(super) held: u8,
     pub(super) early: u8,
     pub(super) restarts: u8,
+    /// The last attempt that became a holder. No participant knows it.
+    pub(super) last: Option<usize>,
 }
 
 impl State {
@@ -101,7 +109,8 @@ impl State {
         let attempts = self.attempts.iter().fold(0, |bits, attempt| {
             bits << ATTEMPT_BITS | u64::from(attempt.pack())
         });
-        let rest = attempts << 12
+        let rest = attempts << 14
+            | self.last.map_or(0, |id| id as u64 + 1) << 12
             | u64::from(self.held) << 4
             | u64::from(self.early) << 2
             | u64::from(self.restarts);
@@ -109,17 +118,19 @@ impl State {
     }
 }
 
-const SERVER_BITS: u32 = 8 + 9 * ATTEMPTS as u32;
-const ATTEMPT_BITS: u32 = 14;
+const SERVER_BITS: u32 = 9 + 11 * ATTEMPTS as u32;
+const ATTEMPT_BITS: u32 = 15;
 
 impl Server {
     fn pack(&self) -> u64 {
-        let mut bits = u64::from(self.has_connections) << 7
+        let mut bits = u64::from(self.has_last) << 8
+            | u64::from(self.has_connections) << 7
             | self.holder.map_or(0, |id| id as u64 + 1) << 5
             | u64::from(self.left) << 3
             | u64::from(self.counter);
         for id in 0..ATTEMPTS {
-            bits = bits << 9
+            bits = bits << 11
+                | (self.join[id] as u64) << 9
                 | self.release[id].pack() << 6
                 | u64::from(self.is_answered[id]) << 5
                 | u64::from(self.is_cut[id]) << 4
@@ -144,11 +155,11 @@ impl Release {
 
 impl Attempt {
     fn pack(&self) -> u32 {
-        (self.phase as u32) << 12
-            | u32::from(self.token) << 9
-            | u32::from(self.left) << 7
-            | u32::from(self.renewed_left) << 5
-            | u32::from(self.has_renewed) << 4
+        (self.phase as u32) << 13
+            | u32::from(self.token) << 10
+            | u32::from(self.left) << 8
+            | u32::from(self.renewed_left) << 6
+            | u32::from(self.renewals) << 4
             | u32::from(self.is_handed_off) << 3
             | u32::from(self.floor)
     }
