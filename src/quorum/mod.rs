@@ -17,7 +17,7 @@ pub(crate) mod round;
 mod tokens;
 pub(crate) mod votes;
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,6 +53,8 @@ pub(crate) struct Quorum {
     wall: u64,
     /// The rounds whose commands have not all ended.
     rounds: BTreeMap<RoundNo, Round>,
+    /// Those of them that are not over: few, even while a member hangs.
+    open: BTreeSet<RoundNo>,
     last_round: RoundNo,
     /// The commands at members that have not ended.
     sent: HashMap<PartNo, Sent>,
@@ -118,6 +120,7 @@ impl Quorum {
             command_timeout,
             wall,
             rounds: BTreeMap::new(),
+            open: BTreeSet::new(),
             last_round: 0,
             sent: HashMap::new(),
             last_part: 0,
@@ -172,6 +175,7 @@ impl Quorum {
         self.next = self.next.min(round.next(now));
         self.last_round += 1;
         self.rounds.insert(self.last_round, round);
+        self.open.insert(self.last_round);
         self.last_round
     }
 
@@ -234,9 +238,14 @@ impl Quorum {
     /// Nobody waits for the acquiring commands with these ids any more: those that have not ended
     /// end now.
     pub(crate) fn leave(&mut self, ids: &[HolderId], turn: &mut Turn<'_>) {
-        let is_left = |round: &Round| round.is_proposal() && ids.contains(&round.id);
-        let left = self.rounds.iter().filter(|(_, round)| is_left(round));
-        let left: Vec<RoundNo> = left.map(|(no, _)| *no).collect();
+        if ids.is_empty() {
+            return;
+        }
+        let is_left = |no: &RoundNo| {
+            let round = &self.rounds[no];
+            round.is_proposal() && ids.contains(&round.id)
+        };
+        let left: Vec<RoundNo> = self.open.iter().copied().filter(is_left).collect();
         for no in left {
             self.judge(no, true, true, turn);
         }
@@ -255,10 +264,13 @@ impl Quorum {
     /// Makes what is due: commands that were not sent yet, the ends of rounds whose time is over,
     /// releases.
     pub(crate) fn due(&mut self, turn: &mut Turn<'_>) {
-        let open = self.rounds.iter().filter(|(_, round)| {
-            !round.is_over || is_on(Mutant::NotSentIsSentLate) && round.is_proposal()
-        });
-        let open: Vec<RoundNo> = open.map(|(no, _)| *no).collect();
+        let open: Vec<RoundNo> = if is_on(Mutant::NotSentIsSentLate) {
+            let all = self.rounds.iter();
+            let sends = all.filter(|(_, round)| !round.is_over || round.is_proposal());
+            sends.map(|(no, _)| *no).collect()
+        } else {
+            self.open.iter().copied().collect()
+        };
         for no in open {
             self.go_on(no, turn);
         }
@@ -270,8 +282,7 @@ impl Quorum {
                 self.answered(member, (&id, None), turn);
             }
         }
-        let open = self.rounds.values().filter(|round| !round.is_over);
-        let next = open.map(|round| round.next(turn.now));
+        let next = self.open.iter().map(|no| self.rounds[no].next(turn.now));
         self.next = next.fold(Instant::NEVER, Instant::min);
     }
 

@@ -37,6 +37,7 @@ impl Quorum {
         }
         (turn.members).round_ended(&round.undecided(), &end, has_left);
         round.is_over = true;
+        self.open.remove(&no);
         let again = round.again(&end, now);
         round.goes_on = again.is_some();
         match again {
