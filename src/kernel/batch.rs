@@ -1,6 +1,7 @@
 //! One command for many pending releases of a lock: which it takes, and what its end means.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
@@ -114,7 +115,13 @@ impl PendingReleases {
                         continue;
                     };
                     pending.may_have_run |= may_have_run;
-                    let pause = pause_unanswered(pending.began.until(now));
+                    // The end of the client may have cut off the connection that was being made.
+                    let is_first = !std::mem::replace(&mut pending.has_failed, true);
+                    let pause = if self.is_closing && !may_have_run && is_first {
+                        Duration::ZERO
+                    } else {
+                        pause_unanswered(pending.began.until(now))
+                    };
                     let news = pending.news.take();
                     self.schedule(*serial, Some(now.after(pause)));
                     if news == Some(News::HasEnded) {

@@ -44,7 +44,7 @@ pub(crate) struct PendingReleases {
     pub(super) tally: Tally,
     /// The undos that a shutdown waits for: no reply has answered them.
     pub(super) awaited: usize,
-    is_closing: bool,
+    pub(super) is_closing: bool,
     /// A shutdown waits for the releases of before, too.
     pub(crate) awaits_open: bool,
     /// The ids of releases that have ended without an answer, for somebody who waits for them.
@@ -68,6 +68,8 @@ pub(super) struct Pending {
     due: Option<Instant>,
     /// A try without a reply may have removed the key.
     pub(super) may_have_run: bool,
+    /// A try has ended without an answer.
+    pub(super) has_failed: bool,
     pub(super) was_answered: bool,
     /// It undoes a command that ended after the client was closed.
     pub(super) is_awaited: bool,
@@ -267,6 +269,7 @@ impl PendingReleases {
                 tried: now,
                 due: Some(now),
                 may_have_run: false,
+                has_failed: false,
                 was_answered: false,
                 is_awaited,
                 news: None,

@@ -314,6 +314,38 @@ fn client_that_ends_sends_a_release_without_a_reply_once_more() {
     assert!(kernel.end_engine(at(6)));
 }
 
+/// The end of the client cuts off the connection that is being made for its release.
+#[test]
+fn client_that_ends_sends_a_release_that_was_not_sent_once_more() {
+    let kernel = kernel();
+    let (mut engine, mut fx) = (Engine::default(), Effects::default());
+    let id = mutex().fresh_id("o");
+    let release = PendingRelease {
+        counts: Counts::Nothing,
+        ..PendingRelease::new(&mutex(), &id, at(5_000), Proof::AnyAnswer)
+    };
+    kernel.close(at(1), &mut fx);
+    (kernel.at(at(1), &mut fx)).with_pending(|pending, _| pending.push(release, at(1)));
+    for ms in [2, 3] {
+        assert!(!kernel.end_engine(at(ms)), "it is due at {ms}");
+        let sent = engine.due(&kernel, at(ms), &ONE_SERVER, &mut fx);
+        let [outgoing] = &*sent else {
+            panic!("{sent:?}")
+        };
+        let unsent = Err(Fault::NotRun(Cause::text("cut off")));
+        let times = [at(ms), at(ms)];
+        engine.ended(
+            &kernel,
+            outgoing.ticket,
+            unsent,
+            times,
+            &ONE_SERVER,
+            &mut fx,
+        );
+    }
+    assert!(kernel.end_engine(at(4)), "not a third time");
+}
+
 /// The command of a caller that stands still is granted after the engine has begun to undo it.
 #[test]
 fn second_release_of_an_id_lasts_for_its_own_time() {
