@@ -21,6 +21,7 @@ use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::majority::Member;
 use crate::mutant::{Mutant, is_on};
+use crate::protocol::answer::Answer;
 use crate::protocol::primitive::Primitive;
 
 /// The number of a round. A later one is higher.
@@ -70,6 +71,8 @@ pub(super) struct Leases {
 pub(super) struct Lease {
     pub(super) lock: Arc<dyn Primitive>,
     pub(super) slots: Box<[Slot]>,
+    /// The values of other holders that renewals have found in place of its keys.
+    pub(super) foreign: Vec<(Member, Vec<u8>)>,
     /// The last token of its block.
     pub(super) last_token: u64,
     /// The number of the next id.
@@ -96,6 +99,7 @@ impl Lease {
         Self {
             lock: Arc::clone(lock),
             slots,
+            foreign: Vec::new(),
             last_token,
             next_number: 1,
             valid_until,
@@ -118,6 +122,15 @@ impl Lease {
     /// Returns whether it is certainly held at `now`.
     pub(super) fn is_valid(&self, now: Instant) -> bool {
         !self.is_over && now < self.valid_until
+    }
+
+    /// Returns what a renewal would find at a member that has nothing of it, as far as is known.
+    pub(super) fn missing(&self, member: Member) -> Answer {
+        let mut foreign = self.foreign.iter().rev();
+        match foreign.find(|(at, _)| *at == member) {
+            Some((_, value)) => Answer::Foreign(value.clone()),
+            None => Answer::Gone,
+        }
     }
 
     /// Returns for how long its keys may exist if no release arrives. A delayed command may run

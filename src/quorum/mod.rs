@@ -315,7 +315,11 @@ impl Quorum {
         };
         let lease = self.leases.of(&round.id).filter(|_| !round.is_proposal());
         let slot = lease.map(|lease| lease.slots[member]);
-        if let Some(command) = round.cast(member, slot, turn.now, turn.members) {
+        let missing = match lease {
+            Some(lease) if round.at[member] == AtServer::NotSent => lease.missing(member),
+            _ => Answer::Gone,
+        };
+        if let Some(command) = round.cast(member, (slot, missing), turn.now, turn.members) {
             self.send(member, command, Sent::Vote(no, member), turn);
         }
     }
@@ -383,6 +387,10 @@ impl Quorum {
                 AtServer::Yes if round.changes_lease() => lease.confirmed(member, number, link),
                 AtServer::No if round.changes_lease() && vote.is_some() => {
                     round.has_lost |= lease.emptied(member, number, link, self.last_round);
+                    lease.foreign.retain(|(at, _)| *at != member);
+                    if let Some(Answer::Foreign(value)) = &vote {
+                        lease.foreign.push((member, value.clone()));
+                    }
                 }
                 _ => {}
             }

@@ -331,7 +331,7 @@ impl Round {
     pub(super) fn cast(
         &mut self,
         server: Member,
-        slot: Option<Slot>,
+        (slot, missing): (Option<Slot>, Answer),
         now: Instant,
         members: &dyn Members,
     ) -> Option<Command> {
@@ -344,7 +344,7 @@ impl Round {
             let vote = if is_on(Mutant::EmptySlotIsOurs) {
                 Answer::Ours
             } else {
-                Answer::Gone
+                missing
             };
             self.votes.count(Some(vote));
             return None;

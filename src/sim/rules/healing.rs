@@ -12,6 +12,7 @@ use crate::kernel::effects::Effects;
 use crate::kernel::fault::Fault;
 use crate::kernel::held::HeldLease;
 use crate::kernel::lease::LeaseStatus;
+use crate::lost::Lost;
 use crate::protocol::answer::Answer;
 use crate::runtime::commands::ForServer;
 use crate::sim::rules::at;
@@ -173,4 +174,27 @@ fn a_join_under_way_is_released_with_its_lease() {
     assert_eq!(leaves, [(0, 0), (1, 0), (2, 1)]);
     let resends = |at: Instant| client.engine.may_resend(&client.kernel, join.no, at);
     assert!(!resends(now), "its release is behind it");
+}
+
+/// A second holder takes one member after the other, and renewals come in between.
+#[test]
+fn a_member_that_another_holder_has_counts_for_that_later_too() {
+    let mut client = Client::new();
+    let lease = client.acquired();
+    for (ms, taken) in [(100, 2), (200, 1)] {
+        for out in renewal(&mut client, &lease, ms) {
+            let answer = if out.server == taken {
+                Answer::Foreign(b"x".to_vec())
+            } else {
+                Answer::Ours
+            };
+            client.end(&out, Ok(answer), at(ms + 1));
+        }
+    }
+    let mut fx = Effects::default();
+    let status = lease.status(at(300), &mut fx);
+    assert!(
+        matches!(status, LeaseStatus::Lost(Lost::Taken)),
+        "{status:?}"
+    );
 }
