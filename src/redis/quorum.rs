@@ -7,7 +7,7 @@ mod names;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::RedisResult;
+use redis::{RedisError, RedisResult};
 
 use crate::clock::Instant;
 use crate::config::Config;
@@ -26,6 +26,7 @@ use crate::redis::conn::connector::Connector;
 use crate::redis::conn::pool::PooledConnection;
 use crate::redis::conn::socket::timed_out;
 use crate::redis::fault::NodeFault;
+use crate::redis::gather::GRACE;
 use crate::redis::health::ServerHealth;
 use crate::redis::pipeline::Request;
 use crate::redis::quorum::names::Names;
@@ -53,6 +54,9 @@ struct Replies {
     faults: Vec<(usize, Fault)>,
     answers: usize,
 }
+
+/// Makes the vote of a server of its answer.
+type FollowUp<'a> = dyn Fn(&Server, Answer) -> Result<Answer, Fault> + 'a;
 
 /// A server that has been asked, and the connection on which its reply is expected.
 struct Asked<'a> {
@@ -94,98 +98,88 @@ impl Quorum {
     /// Sends `request` to all servers, and waits at most until `until` for enough replies to decide
     /// it.
     pub(crate) fn ask(&self, request: &Request<'_>, until: Instant) -> Result<Answer, Fault> {
-        self.ask_noting(request, until, &mut Vec::new())
+        self.ask_all(request, until, None)
     }
 
-    /// Releases a lock that its holder has under this value, or under another id of the same lease:
-    /// a member that has joined it has a number of its own.
+    /// Releases a lock that its holder has under this value.
+    ///
+    /// A member that has joined the lease has another id of the same holder, which only its reply
+    /// tells: that id is released there. So slow replies are waited for, too, for [`GRACE`].
     pub(crate) fn release_holder(
         &self,
         lock: &dyn Primitive,
         value: &[u8],
         until: Instant,
     ) -> Result<Answer, Fault> {
-        let mut answers = Vec::new();
+        let release_other = |server: &Server, answer| match answer {
+            Answer::Foreign(found) if is_same_holder(&found, value) => {
+                let now = Instant::now();
+                // A server that hangs must leave time for the others.
+                let by = now.after(now.until(until) / 2);
+                let call = lock.release(&found, AtRelease::Usual);
+                let released = server.call_or_undo(call, by, Cap::Exempt, None);
+                Ok(released.map(|(answer, _)| answer)?)
+            }
+            answer => Ok(answer),
+        };
         let request = Request::Call(lock.release(value, AtRelease::Usual));
-        let end = self.ask_noting(&request, until, &mut answers);
-        let mut released = answers
-            .iter()
-            .filter(|(_, answer)| answer.is_done())
-            .count();
-        let joined: Vec<(usize, Vec<u8>)> = answers
-            .into_iter()
-            .filter_map(|(number, answer)| match answer {
-                Answer::Foreign(found) if is_same_holder(&found, value) => Some((number, found)),
-                _ => None,
-            })
-            .collect();
-        for (n, (number, found)) in joined.iter().enumerate() {
-            let now = Instant::now();
-            // A server that hangs must leave time for the others.
-            let by = now.after(now.until(until) / (joined.len() - n) as u32);
-            let call = lock.release(found, AtRelease::Usual);
-            let answer = self.servers[*number].call_or_undo(call, by, Cap::Exempt, None);
-            released += usize::from(answer.is_ok_and(|(answer, _)| answer.is_done()));
-        }
-        if released >= self.size.needed {
-            Ok(Answer::Ours)
-        } else {
-            end
-        }
+        self.ask_all(&request, until, Some(&release_other))
     }
 
-    /// The same, and adds the answers of the servers.
-    fn ask_noting(
+    /// Asks all servers. With a `follow_up`, the vote of a server is what this makes of its answer,
+    /// and servers that have not answered when the others have decided get a moment more.
+    fn ask_all(
         &self,
         request: &Request<'_>,
         until: Instant,
-        answers: &mut Vec<(usize, Answer)>,
+        follow_up: Option<&FollowUp<'_>>,
     ) -> Result<Answer, Fault> {
-        let verb = request.verb();
         let mut replies = Replies {
-            votes: Votes::new(verb, self.size),
+            votes: Votes::new(request.verb(), self.size),
             faults: Vec::new(),
             answers: 0,
         };
         let sent = Instant::now();
         let mut asked = self.ask_each(request, until, &mut replies);
+        let mut ends_at = None;
         loop {
-            match replies.votes.verdict() {
-                Verdict::Decided(answer) => return Ok(answer),
-                Verdict::Open if !asked.is_empty() => {}
-                Verdict::Open | Verdict::Split | Verdict::Unknown => {
-                    return Err(self.too_few(&replies));
-                }
+            let verdict = replies.votes.verdict();
+            if !matches!(verdict, Verdict::Open) && ends_at.is_none() {
+                let grace = follow_up.map_or(Duration::ZERO, |_| GRACE);
+                ends_at = Some(until.min(Instant::now().after(grace)));
             }
-            wait(&mut asked, until);
+            if asked.is_empty() || ends_at.is_some_and(|end| Instant::now() >= end) {
+                return match verdict {
+                    Verdict::Decided(answer) => Ok(answer),
+                    _ => Err(self.too_few(&replies)),
+                };
+            }
+            wait(&mut asked, ends_at.unwrap_or(until));
             let is_late = Instant::now() >= until;
             for mut one in std::mem::take(&mut asked) {
                 match one.read(request, until) {
                     Ok(None) if !is_late => asked.push(one),
                     Ok(Some(answer)) => {
-                        let number = one.number;
-                        match one.settle(request, answer, sent) {
-                            Ok(answer) => {
-                                replies.answers += 1;
-                                answers.push((number, answer.clone()));
-                                replies.votes.count(Some(answer));
-                            }
-                            Err(fault) => replies.failed(number, fault),
-                        }
+                        let (number, server) = (one.number, one.server);
+                        let answer = one.settle(request, answer, sent);
+                        let answer = answer.and_then(|answer| match follow_up {
+                            Some(follow_up) => follow_up(server, answer),
+                            None => Ok(answer),
+                        });
+                        replies.count(number, answer);
                     }
                     end => {
                         let error = end.err().unwrap_or_else(|| timed_out().into());
-                        let (name, is_write) = (request.name(), verb.writes());
-                        let fault =
-                            (one.server).no_answer(error, sent, until, name, true, is_write);
-                        replies.failed(one.number, fault);
+                        let fault = one.failed(request, error, (sent, until));
+                        replies.count(one.number, Err(fault));
                     }
                 }
             }
         }
     }
 
-    /// Writes the call to each server that can be reached.
+    /// Gets a connection to each server that can be reached, and writes the call to all of them
+    /// then: none gets it long before the others because one of them is slow to connect.
     fn ask_each<'a>(
         &'a self,
         request: &Request<'_>,
@@ -193,36 +187,33 @@ impl Quorum {
         replies: &mut Replies,
     ) -> Vec<Asked<'a>> {
         let is_write = request.verb().writes();
-        let mut asked = Vec::new();
         let mut servers: Vec<(usize, &Arc<Server>)> = self.servers.iter().enumerate().collect();
         // Those that can be reached come first.
         servers.sort_by_key(|(_, server)| server.health.is_failing());
+        let mut asked = Vec::with_capacity(servers.len());
         for (n, (number, server)) in servers.into_iter().enumerate() {
             let now = Instant::now();
             // A server that hangs must leave time for the others.
             let part = now.until(until) / (self.size.all - n + 1) as u32;
-            let pooled = server.acquire_connection(now.after(part), Cap::Exempt, is_write);
-            let mut pooled = match pooled {
-                Ok(pooled) => pooled,
-                Err(fault) => {
-                    replies.failed(number, fault);
-                    continue;
-                }
-            };
-            let by = now.after(self.command_timeout).min(until);
-            let connection = pooled.connection();
-            let form = ScriptForm::Digest;
-            match connection.write(by, |buffer| request.pack(form, buffer)) {
-                Ok(()) => asked.push(Asked {
+            match server.acquire_connection(now.after(part), Cap::Exempt, is_write) {
+                Ok(pooled) => asked.push(Asked {
                     number,
                     server,
                     pooled,
                     is_ready: false,
-                    form,
+                    form: ScriptForm::Digest,
                 }),
-                Err(error) => replies.failed(number, Fault::Unknown(error.into())),
+                Err(fault) => replies.count(number, Err(fault)),
             }
         }
+        let by = Instant::now().after(self.command_timeout).min(until);
+        asked.retain_mut(|one| match one.write(request, by) {
+            Ok(()) => true,
+            Err(error) => {
+                replies.count(one.number, Err(Fault::Unknown(error.into())));
+                false
+            }
+        });
         asked
     }
 
@@ -241,13 +232,26 @@ impl Quorum {
 }
 
 impl Replies {
-    fn failed(&mut self, number: usize, fault: Fault) {
-        self.faults.push((number, fault));
-        self.votes.count(None);
+    fn count(&mut self, number: usize, answer: Result<Answer, Fault>) {
+        match answer {
+            Ok(answer) => {
+                self.answers += 1;
+                self.votes.count(Some(answer));
+            }
+            Err(fault) => {
+                self.faults.push((number, fault));
+                self.votes.count(None);
+            }
+        }
     }
 }
 
 impl Asked<'_> {
+    fn write(&mut self, request: &Request<'_>, by: Instant) -> RedisResult<()> {
+        let (form, connection) = (self.form, self.pooled.connection());
+        connection.write(by, |buffer| request.pack(form, buffer))
+    }
+
     /// Returns the reply, if it has arrived.
     fn read(&mut self, request: &Request<'_>, until: Instant) -> RedisResult<Option<Replied>> {
         let mut reads = if self.is_ready { MOST_READS } else { 0 };
@@ -258,10 +262,22 @@ impl Asked<'_> {
         let answer = connection.meaning_of(reply, request.verb())?;
         if let Some(form) = self.form.after(&answer) {
             self.form = form;
-            connection.write(until, |buffer| request.pack(form, buffer))?;
+            self.write(request, until)?;
             return Ok(None);
         }
         Ok(Some(answer))
+    }
+
+    /// Returns why it has no vote: its connection has failed, or its time is over.
+    fn failed(
+        &self,
+        request: &Request<'_>,
+        error: RedisError,
+        (sent, until): (Instant, Instant),
+    ) -> Fault {
+        let (name, is_write) = (request.name(), request.verb().writes());
+        let server = self.server;
+        server.no_answer(error, sent, until, name, true, is_write)
     }
 
     /// Returns the vote of the server, or why it has none.

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use leasehold::Client;
+use leasehold::{Client, MutexGuard};
 use support::{Server, eventually, ms};
 
 support::tests![
@@ -11,6 +11,8 @@ support::tests![
     a_lease_without_renewal_keeps_its_majority_after_a_restart,
     a_joined_key_is_released_with_its_lease,
     a_lock_that_was_joined_is_shown_and_released_by_force,
+    a_forced_release_reaches_a_member_that_was_healed,
+    a_forced_release_needs_no_reply_of_a_member_that_hangs,
     a_forced_release_is_not_healed,
     a_lock_whose_key_was_deleted_everywhere_is_lost,
     a_later_holder_has_a_higher_token_after_restarts
@@ -150,6 +152,51 @@ fn a_lock_that_was_joined_is_shown_and_released_by_force() {
         eventually(ms(5_000), || key(server, "a").is_none());
     }
     assert!(other.mutex("a").try_lock().unwrap().is_ok());
+}
+
+/// Returns a guard whose client renews nothing: it is as if the holder were dead.
+fn held_by_the_dead(client: &Client, servers: &mut [Server], healed: &[usize]) -> MutexGuard {
+    let mutex = client.mutex("a").ttl(ms(60_000)).auto_renew(false);
+    let guard = mutex.lock().unwrap();
+    let renewed_at_all = |servers: &[Server]| {
+        eventually(ms(10_000), || {
+            guard.renew().unwrap();
+            servers.iter().all(|server| key(server, "a").is_some())
+        });
+    };
+    renewed_at_all(servers);
+    for n in healed {
+        servers[*n].restart();
+        renewed_at_all(servers);
+    }
+    guard
+}
+
+/// Too few of the others decide that it is released, and its reply is the last one.
+fn a_forced_release_reaches_a_member_that_was_healed() {
+    for healed in [&[2][..], &[0], &[0, 1], &[0, 1, 2]] {
+        let mut servers = servers();
+        let client = quorum(&servers);
+        let _guard = held_by_the_dead(&client, &mut servers, healed);
+        assert!(quorum(&servers).mutex("a").force_unlock().unwrap());
+        for (n, server) in servers.iter().enumerate() {
+            assert_eq!(key(server, "a"), None, "at {n}, healed {healed:?}");
+        }
+    }
+}
+
+fn a_forced_release_needs_no_reply_of_a_member_that_hangs() {
+    let mut servers = servers();
+    let client = quorum(&servers);
+    let _guard = held_by_the_dead(&client, &mut servers, &[0]);
+    let other = quorum(&servers);
+    other.mutex("b").lock().unwrap().unlock().unwrap();
+    servers[2].pause();
+    assert!(other.mutex("a").force_unlock().unwrap());
+    for server in &servers[..2] {
+        assert_eq!(key(server, "a"), None);
+    }
+    servers[2].resume();
 }
 
 /// A connection that breaks at the same time makes a forced release look like a restart, at one
