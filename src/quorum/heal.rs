@@ -174,6 +174,10 @@ impl Lease {
         if since < RoundNo::MAX {
             self.slots[member] = slot;
         }
+        let has_taken_nothing = after == AfterJoin::Nothing && !matches!(slot, Slot::Has(..));
+        if has_taken_nothing && number + 1 == self.next_number {
+            self.next_number = number;
+        }
         after
     }
 }

@@ -27,8 +27,11 @@ use crate::protocol::primitive::Primitive;
 /// The number of a round. A later one is higher.
 pub(crate) type RoundNo = u64;
 
-/// The number of a connection to a member. A later one is higher.
+/// The number of a connection to a member, from 1. A later one is higher.
 pub(crate) type LinkNo = u64;
+
+/// No connection has confirmed the key.
+pub(super) const NO_LINK: LinkNo = 0;
 
 /// What a member has of a lease, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -36,7 +36,7 @@ use crate::majority::{Majority, Member};
 use crate::mutant::{Mutant, is_on};
 use crate::protocol::answer::Answer;
 use crate::protocol::primitive::Primitive;
-use crate::quorum::lease::{Lease, Leases, LinkNo, RoundNo, Slot};
+use crate::quorum::lease::{Lease, Leases, LinkNo, NO_LINK, RoundNo, Slot};
 use crate::quorum::left::{Left, OfId, Undoing};
 use crate::quorum::round::{AtServer, Members, Round};
 use crate::quorum::tokens::Tokens;
@@ -377,6 +377,8 @@ impl Quorum {
         let Some(round) = self.rounds.get_mut(&no) else {
             return;
         };
+        // After an error reply it is not known whether the key was ever there.
+        let link = if end.is_ok() { link } else { NO_LINK };
         let (at, vote) = round.read(&self.left, member, end, (turn.now, turn.members));
         (round.at[member], round.links[member]) = (at, link);
         let number = round.numbers[member];

@@ -30,7 +30,7 @@ use crate::mutant::{Mutant, is_on};
 use crate::protocol::answer::{Answer, Wanted};
 use crate::protocol::primitive::Primitive;
 use crate::protocol::verb::Verb;
-use crate::quorum::lease::{LinkNo, Slot};
+use crate::quorum::lease::{LinkNo, NO_LINK, Slot};
 use crate::quorum::left::Left;
 use crate::quorum::votes::{Verdict, Votes};
 use crate::wait_policy::RECONNECT;
@@ -206,7 +206,7 @@ impl Round {
             size,
             at: vec![AtServer::NotSent; size.all].into(),
             numbers: vec![0; size.all].into(),
-            links: vec![0; size.all].into(),
+            links: vec![NO_LINK; size.all].into(),
             has_lost: false,
             votes: Votes::new(verb, size),
             first_sent: None,

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::rounds::{Client, WALL, granted, refused};
 use crate::clock::Instant;
-use crate::error::Cause;
+use crate::error::{Cause, Error};
 use crate::holder_id::HolderId;
 use crate::kernel::command::{Attempt, What};
 use crate::kernel::effects::Effects;
@@ -90,18 +90,38 @@ fn a_member_that_lost_its_data_joins_under_the_next_number_with_the_last_token()
     assert!(matches!(status, LeaseStatus::Held(_)), "{status:?}");
 }
 
+/// A full server, for example, which has room again later. Nobody has deleted the key there.
+#[test]
+fn a_member_that_refused_the_lock_with_an_error_joins_over_the_same_connection() {
+    let mut client = Client::new();
+    let full = Err(Fault::Rejected(Error::Closed));
+    let lease = client.acquired_by([Ok(granted()), Ok(granted()), full]);
+    let first = renewal(&mut client, &lease, 100);
+    assert_eq!(first.len(), 3, "it may have the key");
+    renewed(&mut client, &first, &[0, 1], 101);
+    let again = client.due(at(102));
+    let join = renewed(&mut client, &again, &[0, 1], 103);
+    assert_eq!(join.len(), 1, "{join:?}");
+    assert_eq!(id_of(&join[0]), &lease.id.numbered(1));
+}
+
+/// The third member joins in none of these renewals, although its connection has ended.
+fn joins_no_more(client: &mut Client, lease: &Arc<HeldLease>) {
+    client.link += 1;
+    for ms in [200, 300] {
+        let next = renewal(client, lease, ms);
+        assert_eq!(next.len(), 2);
+        assert!(renewed(client, &next, &[0, 1], ms + 1).is_empty());
+    }
+}
+
 #[test]
 fn a_member_whose_key_was_deleted_joins_no_more() {
     let mut client = Client::new();
     let lease = client.acquired();
     let first = renewal(&mut client, &lease, 100);
     renewed(&mut client, &first, &[0, 1], 101);
-    client.link += 1;
-    for ms in [200, 300] {
-        let next = renewal(&mut client, &lease, ms);
-        assert_eq!(next.len(), 2);
-        assert!(renewed(&mut client, &next, &[0, 1], ms + 1).is_empty());
-    }
+    joins_no_more(&mut client, &lease);
 }
 
 /// An operator releases the lock there, and then the connection breaks.
@@ -110,12 +130,7 @@ fn a_member_that_has_announced_a_release_joins_no_more() {
     let mut client = Client::new();
     let lease = client.acquired();
     client.engine.deleted(2, &lease.id);
-    client.link += 1;
-    for ms in [100, 200] {
-        let next = renewal(&mut client, &lease, ms);
-        assert_eq!(next.len(), 2);
-        assert!(renewed(&mut client, &next, &[0, 1], ms + 1).is_empty());
-    }
+    joins_no_more(&mut client, &lease);
 }
 
 /// Two addresses lead to one server.
@@ -151,6 +166,26 @@ fn a_join_without_a_reply_is_undone_and_the_next_one_has_another_number() {
     let join = renewed(&mut client, &next, &[0, 1], 201);
     assert_eq!(join.len(), 1, "{join:?}");
     assert_eq!(id_of(&join[0]), &lease.id.numbered(2));
+}
+
+/// A key that another client has left there keeps the member from joining until it expires.
+#[test]
+fn joins_that_take_nothing_use_up_no_numbers() {
+    let mut client = Client::new();
+    let lease = client.acquired();
+    let mut join = joins(&mut client, &lease, 100);
+    let refusals = [
+        Ok(refused("x")),
+        Ok(Answer::TooLow(9)),
+        Err(Fault::NotRun(Cause::text("down"))),
+    ];
+    for (ms, end) in [200, 300, 400].into_iter().zip(refusals) {
+        assert_eq!(id_of(&join), &lease.id.numbered(1));
+        client.end(&join, end, at(ms));
+        let next = renewal(&mut client, &lease, ms + 10);
+        join = renewed(&mut client, &next, &[0, 1], ms + 11).remove(0);
+    }
+    assert_eq!(id_of(&join), &lease.id.numbered(1));
 }
 
 /// The lease is released while its join is under way: the release is behind it.
