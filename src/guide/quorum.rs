@@ -60,16 +60,23 @@
 //! each loses its data. When a renewal finds the key gone at a server, and the connection of this
 //! client that had last confirmed it there has ended since, the next renewal sets it again: once a
 //! majority of *other* servers has confirmed the lease in that renewal. So restart the servers of a
-//! quorum one at a time, with a renewal (a third of the ttl) and the time to connect again between
-//! two of them: with the default ttl of 10 s, ten seconds are enough.
+//! quorum one at a time, and the next one only once `EXISTS lock:<name>` says that the key of each
+//! lease that must last is back at this one. That takes a renewal or two (a third of the ttl each)
+//! and the time to connect again; up to a ttl more if the attempt of another client has taken the
+//! name at the empty server.
 //!
 //! * What is released stays released. `force_unlock`, `DEL` and `FLUSHALL` end no connection, so a
-//!   key that they remove is not set again, and a lease that too few servers have is lost.
+//!   key that they remove is not set again, and a lease that too few servers have is lost. A server
+//!   that is being healed at that moment may set the key just after the release: it goes with the
+//!   lease's guard, or within a ttl.
+//! * A key that expires at a server while the connection lives is not set again, either: it cannot
+//!   be told from a deleted one.
 //! * At the server that was healed, the key has another holder id: the last three digits are a
 //!   number, which is 000 for a fresh lease. [`inspect`](crate::Mutex::inspect), lists and
-//!   `force_unlock` know it as the same holder. No number is used twice for a lease, so that a
-//!   command that runs late finds none of its later keys. After 4,095 joins a lease is not healed
-//!   any more.
+//!   `force_unlock` know it as the same holder. A number that may have been taken is not used again
+//!   for the lease, so that a command that runs late finds none of its later keys. After 4,095 of
+//!   them a lease is not healed any more; a server that answers each renewal with an error, because
+//!   it is full, uses up one each time.
 //! * The counter of that server is raised to the last token of the lease, and never lowered.
 //!
 //! # Limits of a quorum
@@ -95,8 +102,8 @@
 //!   connect. If another server loses its data before that, the lease is lost.
 //! * *A key that an operator deletes at single servers*, one after the other, more than a renewal
 //!   apart, and each time while the connection of the holder to that server breaks, looks like
-//!   restarts: the lease lives on. [`force_unlock`](crate::Mutex::force_unlock) releases a lock at all servers
-//!   at once, and so ends it.
+//!   restarts: the lease lives on. [`force_unlock`](crate::Mutex::force_unlock) releases a lock at
+//!   all servers at once, and so ends it.
 //! * Counters expire 25 hours after the last grant. A counter that was set by a clock further ahead
 //!   can expire before other clients' clocks reach it. Later tokens can then be lower.
 //! * The clocks must run at the same rate, within the

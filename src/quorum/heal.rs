@@ -13,8 +13,11 @@
 //!
 //! What an operator has released stays released: a forced release, `DEL` and `FLUSHALL` end no
 //! connection, and a restart does. And a join needs a majority of *other* members that have just
-//! confirmed the lease. No number is used twice, so a late command for an earlier key of the lease
-//! names no later one.
+//! confirmed the lease. A number that may have been taken is not used again: a late command for an
+//! earlier key of the lease names no later one.
+//!
+//! A join that was sent before a forced release may be granted after it. That key is released with
+//! the lease, once its loss is known or its guard is dropped, or expires with it.
 
 use std::sync::Arc;
 use std::time::Duration;
