@@ -244,14 +244,14 @@ impl<'a> EngineLoop<'a> {
     fn send_due(&mut self, now: Instant) {
         let mut fx = Effects::default();
         (self.kernel).look_at_wall_clock(wall_at_start(), now, &mut fx);
-        self.note_deleted();
         let servers = servers(self.runtime, &self.pipes);
         let due = self.commands.due(self.kernel, now, &servers, &mut fx);
         self.runtime.carry_out_here(fx);
         self.send_all(due, now);
     }
 
-    /// Takes note of the keys of this client's leases that others have released.
+    /// Takes note of the keys of this client's leases that others have released: before the replies
+    /// that find them gone.
     fn note_deleted(&mut self) {
         if !self.runtime.deployment.is_quorum() {
             return;

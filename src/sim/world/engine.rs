@@ -46,6 +46,10 @@ impl World {
         let kernel = Arc::clone(&self.clients[client].kernel);
         kernel.engine_awake();
         let mut fx = Effects::default();
+        let it = &mut self.clients[client];
+        for (member, id) in it.messages.take_deleted() {
+            it.engine.deleted(member, &id);
+        }
         self.engine_replies(client, &mut fx);
         if self.plan.is_quorum() {
             for server in 0..self.plan.servers {
@@ -62,10 +66,6 @@ impl World {
         }
         let wall = self.clocks[client].wall_at_start(self.now);
         kernel.look_at_wall_clock(wall, now, &mut fx);
-        let it = &mut self.clients[client];
-        for (member, id) in it.messages.take_deleted() {
-            it.engine.deleted(member, &id);
-        }
         let out = self.clients[client]
             .engine
             .due(&kernel, now, &route, &mut fx);
