@@ -26,7 +26,7 @@ pub(crate) struct Batch {
     releases: Vec<(u64, HolderId)>,
 }
 
-/// What the end of a command for many releases means.
+/// The results of a command for many releases.
 #[derive(Debug, Default)]
 pub(crate) struct Settled {
     /// The lock, if something was removed: it may be free.

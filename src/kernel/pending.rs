@@ -47,7 +47,7 @@ pub(crate) struct PendingReleases {
     pub(super) is_closing: bool,
     /// A shutdown waits for the releases of before, too.
     pub(crate) awaits_open: bool,
-    /// The ids of releases that have ended without an answer, for somebody who waits for them.
+    /// The ids of releases that have ended without an answer, if somebody waits for them.
     unheard: Option<Vec<HolderId>>,
     has_ended: bool,
     /// When the client last learnt that another server is the master.
@@ -276,6 +276,13 @@ impl PendingReleases {
             },
         );
         self.bound(serial);
+    }
+
+    /// Adds the release of an ended lease. The lock is taken until it runs: it waits for no pause.
+    pub(crate) fn push_ended(&mut self, release: PendingRelease, now: Instant) {
+        let id = release.id.clone();
+        self.push(release, now);
+        self.seen(&id);
     }
 
     /// Counts a release whose acquiring command may still run, or counts it no more. Forgets the

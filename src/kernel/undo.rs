@@ -8,6 +8,7 @@ use crate::holder_id::HolderId;
 use crate::kernel::RUNS_WITHIN;
 use crate::kernel::context::Context;
 use crate::kernel::held::HeldLease;
+use crate::kernel::pending::PendingReleases;
 use crate::protocol::primitive::Primitive;
 
 /// The reply that ends a release before its time.
@@ -19,7 +20,7 @@ pub(crate) enum Proof {
     KeySeen,
 }
 
-/// What a release without a reply counts as.
+/// How a release without a reply is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Counts {
     /// A lease that may exist.
@@ -56,18 +57,27 @@ impl PendingRelease {
             counts: Counts::Lease,
         }
     }
+
+    pub(crate) fn counting(self, counts: Counts) -> Self {
+        Self { counts, ..self }
+    }
 }
 
 impl Context<'_> {
-    /// Adds a pending release. The caller has the lock of the shard, and the id has no lease.
-    fn pend(&mut self, release: PendingRelease) {
+    /// Adds a pending release in this way. The caller has the lock of the shard, and the id has no
+    /// lease.
+    fn pend(
+        &mut self,
+        release: PendingRelease,
+        push: fn(&mut PendingReleases, PendingRelease, Instant),
+    ) {
         self.kernel.table.forget_id(&release.id);
         let now = self.now;
         self.with_pending(|pending, fx| {
             if pending.is_unsent() {
                 fx.orphan(&release);
             }
-            pending.push(release, now);
+            push(pending, release, now);
         });
     }
 
@@ -80,21 +90,15 @@ impl Context<'_> {
         (ends_by, counts): (Proof, Counts),
     ) {
         let until = may_run_until(ttl, self.now);
-        self.pend(PendingRelease {
-            counts,
-            ..PendingRelease::new(lock, id, until, ends_by)
-        });
+        let release = PendingRelease::new(lock, id, until, ends_by).counting(counts);
+        self.pend(release, PendingReleases::push);
     }
 
     /// Adds the release of an ended lease.
     pub(super) fn release_later(&mut self, lease: &HeldLease, counts: Counts) {
         let until = self.now.after(lease.key_may_last().max(RUNS_WITHIN));
-        self.pend(PendingRelease {
-            counts,
-            ..PendingRelease::new(&lease.lock, &lease.id, until, Proof::AnyAnswer)
-        });
-        // The lock is taken until this release runs: it waits for no pause.
-        self.with_pending(|pending, _| pending.seen(&lease.id));
+        let release = PendingRelease::new(&lease.lock, &lease.id, until, Proof::AnyAnswer);
+        self.pend(release.counting(counts), PendingReleases::push_ended);
     }
 
     /// An attempt took nothing, as far as is known. What answers the engine's commands may still
@@ -118,7 +122,7 @@ impl Context<'_> {
         let mut pending = self.kernel.pending.lock();
         if pending.has_moved_since(sent) {
             drop(pending);
-            self.pend(release);
+            self.pend(release, PendingReleases::push);
         } else {
             pending.note_recent(release, self.now);
         }

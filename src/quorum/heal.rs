@@ -11,8 +11,8 @@
 //!    └──it has not: somebody has deleted the key there: Closed
 //! ```
 //!
-//! What an operator has released stays released: a forced release, `DEL` and `FLUSHALL` end no
-//! connection, and a restart does. And a join needs a majority of *other* members that have just
+//! A lock that an operator has released stays released: a forced release, `DEL` and `FLUSHALL` end
+//! no connection, and a restart does. And a join needs a majority of *other* members that have just
 //! confirmed the lease. A number that may have been taken is not used again: a late command for an
 //! earlier key of the lease names no later one.
 //!
@@ -37,11 +37,11 @@ use crate::quorum::{Event, Quorum, Sent, Turn};
 /// By how much the key of a member that joins lasts longer than the rest of its lease, at least.
 const LEAST: Duration = Duration::from_millis(10);
 
-/// What the end of a join asks for.
+/// The consequence of a join's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AfterJoin {
     Nothing,
-    /// What it may have taken is released, until this proof.
+    /// The key that it may have taken is released, until this proof.
     Undo(Proof),
     /// The member has refused it by another id of the lease: it is another one's server.
     IsSame,
@@ -104,7 +104,7 @@ impl Lease {
             let Slot::Empty(since) = self.slots[member] else {
                 continue;
             };
-            // What became empty in this round may have been deleted at the others, too.
+            // A key that is gone since this round may have been deleted at the others, too.
             if since >= round || self.next_number > MOST_NUMBERS || !is_up(member) {
                 continue;
             }
@@ -250,8 +250,7 @@ impl Quorum {
                 if ends_by == Proof::KeySeen {
                     self.push_unknown(member, release, now);
                 } else {
-                    let counts = Counts::Nothing;
-                    let release = PendingRelease { counts, ..release };
+                    let release = release.counting(Counts::Nothing);
                     self.left.push_ended(member, release, now);
                 }
             }

@@ -33,7 +33,7 @@ pub(crate) type LinkNo = u64;
 /// No connection has confirmed the key.
 pub(super) const NO_LINK: LinkNo = 0;
 
-/// What a member has of a lease, as far as it is known.
+/// The part of a lease at one member, as far as it is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Slot {
     /// Nothing. This was the newest round when that became known.
@@ -167,7 +167,7 @@ impl Lease {
     }
 
     /// Returns whether no member has anything of it.
-    pub(super) fn is_gone(&self) -> bool {
+    fn is_gone(&self) -> bool {
         self.slots.iter().all(|slot| slot.number().is_none())
     }
 }
@@ -196,8 +196,11 @@ impl Leases {
         self.leases.get_mut(id)
     }
 
-    pub(super) fn remove(&mut self, id: &HolderId) {
-        self.leases.remove(id);
+    /// Removes a lease that is over, if no member has anything of it.
+    pub(super) fn remove_released(&mut self, id: &HolderId) {
+        if (self.of(id)).is_some_and(|lease| lease.is_over && lease.is_gone()) {
+            self.leases.remove(id);
+        }
     }
 }
 

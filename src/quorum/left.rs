@@ -18,7 +18,7 @@ use crate::kernel::command::Command;
 use crate::kernel::engine::Ticket;
 use crate::kernel::fault::Fault;
 use crate::kernel::pending::PendingReleases;
-use crate::kernel::undo::{PendingRelease, Proof};
+use crate::kernel::undo::PendingRelease;
 use crate::majority::{Majority, Member};
 use crate::protocol::answer::{Answer, Undone};
 use crate::protocol::primitive::Primitive;
@@ -71,12 +71,7 @@ impl Left {
 
     /// Adds the release of what a lease has left at a member.
     pub(super) fn push_ended(&mut self, member: Member, release: PendingRelease, now: Instant) {
-        let seen = (release.ends_by == Proof::AnyAnswer).then(|| release.id.clone());
-        self.push(member, release, now);
-        if let Some(id) = seen {
-            // The lock is taken until this release runs: it waits for no pause.
-            self.at[member].seen(&id);
-        }
+        self.at[member].push_ended(release, now);
     }
 
     /// Adds a release and returns its command, to be sent behind its acquiring command.
@@ -245,7 +240,8 @@ impl Left {
         self.at.iter().all(|pending| pending.is_idle(now))
     }
 
-    /// Returns how many ids may exist at so many members that no other holder can have the lock.
+    /// Returns how many ids may exist at a blocking number of members: no other holder could have
+    /// the lock.
     pub(super) fn may_exist(&self, size: Majority) -> usize {
         let mut members: HashMap<&HolderId, usize> = HashMap::new();
         for id in self.at.iter().flat_map(PendingReleases::unconfirmed) {

@@ -36,7 +36,7 @@ use crate::majority::{Majority, Member};
 use crate::mutant::{Mutant, is_on};
 use crate::protocol::answer::Answer;
 use crate::protocol::primitive::Primitive;
-use crate::quorum::lease::{Lease, Leases, LinkNo, NO_LINK, RoundNo, Slot};
+use crate::quorum::lease::{Leases, LinkNo, NO_LINK, RoundNo, Slot};
 use crate::quorum::left::{Left, OfId, Undoing};
 use crate::quorum::round::{AtServer, Members, Round};
 use crate::quorum::tokens::Tokens;
@@ -82,11 +82,11 @@ pub(crate) struct Turn<'a> {
     pub(crate) members: &'a dyn Members,
     /// The commands for the members.
     pub(crate) send: Vec<(Member, PartNo, Command)>,
-    /// What the kernel must be told, in this order.
+    /// The news for the kernel, in their order.
     pub(crate) events: Vec<Event>,
 }
 
-/// What the kernel must be told.
+/// News for the kernel.
 #[derive(Debug)]
 pub(crate) enum Event {
     /// The end of its command, and when the first command for it was sent.
@@ -218,9 +218,9 @@ impl Quorum {
                     continue;
                 }
                 of.open.push((member, number));
-                let mut release = PendingRelease::new(lock, &id, until, Proof::AnyAnswer);
+                let release = PendingRelease::new(lock, &id, until, Proof::AnyAnswer);
                 // The kernel counts it.
-                release.counts = Counts::Nothing;
+                let release = release.counting(Counts::Nothing);
                 self.left.push_ended(member, release, now);
             }
             open.push((id, of));
@@ -350,9 +350,7 @@ impl Quorum {
         let base = id.base();
         if let Some(lease) = self.leases.change(&base) {
             lease.released_at(member, id.number(), was_there);
-            if lease.is_over && lease.is_gone() {
-                self.leases.remove(&base);
-            }
+            self.leases.remove_released(&base);
         }
         self.answered(member, (id, Some(was_there)), turn);
     }
@@ -441,10 +439,8 @@ impl Quorum {
             return;
         }
         let round = self.rounds.remove(&no);
-        if let Some(round) = round.filter(|round| round.is_release() && !round.goes_on)
-            && self.leases.of(&round.id).is_some_and(Lease::is_gone)
-        {
-            self.leases.remove(&round.id);
+        if let Some(round) = round.filter(|round| round.is_release() && !round.goes_on) {
+            self.leases.remove_released(&round.id);
         }
     }
 

@@ -1,4 +1,4 @@
-//! What the end of a round means: for the kernel, and for what the members have.
+//! The end of a round: its meaning for the kernel, and for the keys that members have.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -179,9 +179,9 @@ impl Quorum {
         }
         let until = turn.now.after(may_last.max(RUNS_WITHIN));
         let id = round.id.numbered(number);
-        let mut release = PendingRelease::new(&round.command.lock, &id, until, Proof::AnyAnswer);
+        let release = PendingRelease::new(&round.command.lock, &id, until, Proof::AnyAnswer);
         // The kernel counts it if too few have released it.
-        release.counts = Counts::Nothing;
+        let release = release.counting(Counts::Nothing);
         self.left.push_ended(member, release, turn.now);
     }
 
@@ -262,14 +262,9 @@ impl Quorum {
     }
 
     /// A member may have a key, or get one later, that the lease does not count on.
-    pub(super) fn push_unknown(
-        &mut self,
-        member: Member,
-        mut release: PendingRelease,
-        now: Instant,
-    ) {
+    pub(super) fn push_unknown(&mut self, member: Member, release: PendingRelease, now: Instant) {
         // The lease itself is counted by the kernel.
-        release.counts = Counts::Nothing;
+        let release = release.counting(Counts::Nothing);
         if !is_on(Mutant::UnknownIsNotUndone) {
             self.left.push_unknown(member, release, now);
         }

@@ -24,7 +24,7 @@ mod redis {
     }
 }
 
-/// Where the kernel and the virtual server meet.
+/// The commands between the kernel and the virtual server.
 #[path = "../../src/runtime"]
 mod runtime {
     pub(crate) mod commands;

@@ -38,7 +38,7 @@ impl World {
         if self.plan.has_faults() && self.net.chance(10) {
             return self.net.range(MS, 20 * MS);
         }
-        // As long as a server that restarts, beside it: then two of them are away.
+        // A server that hangs beside one that restarts makes two that are away.
         let may_hang = self.plan.family != Family::Restarts;
         if self.plan.has_faults() && may_hang && self.net.chance(2) {
             return self.net.range(100 * MS, 1_500 * MS);
