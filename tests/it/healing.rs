@@ -51,6 +51,13 @@ fn whole(servers: &[Server]) {
     }
 }
 
+/// Restarts a server, and waits until it has the key of the lock `a` again.
+#[track_caller]
+fn healed(server: &mut Server) {
+    server.restart();
+    joined(server, &["a".to_owned()]);
+}
+
 fn restarts_of_all_servers_one_after_another_end_no_lease() {
     let mut servers = servers();
     let names: Vec<String> = (0..8).map(|n| format!("n{n}")).collect();
@@ -119,8 +126,7 @@ fn a_joined_key_is_released_with_its_lease() {
     let guard = client.mutex("a").lock().unwrap();
     let id = guard.holder_id().as_str().to_owned();
     whole(&servers);
-    servers[2].restart();
-    joined(&servers[2], &["a".to_owned()]);
+    healed(&mut servers[2]);
     let there = key(&servers[2], "a").unwrap();
     assert_ne!(there, id, "under a number of its own");
     assert_eq!(there[..there.len() - 3], id[..id.len() - 3]);
@@ -135,10 +141,7 @@ fn a_lock_that_was_joined_is_shown_and_released_by_force() {
     let client = quorum(&servers);
     let guard = client.mutex("a").lock().unwrap();
     whole(&servers);
-    for server in &mut servers {
-        server.restart();
-        joined(server, &["a".to_owned()]);
-    }
+    servers.iter_mut().for_each(healed);
     // Each server has another id of the lease by now.
     let other = quorum(&servers);
     let shown = other.mutex("a").inspect().unwrap().expect("it is held");
@@ -245,8 +248,7 @@ fn a_later_holder_has_a_higher_token_after_restarts() {
     let before = guard.fencing_token();
     whole(&servers);
     for (n, server) in servers.iter_mut().enumerate() {
-        server.restart();
-        joined(server, &["a".to_owned()]);
+        healed(server);
         let mut connection = server.connection();
         let fence: u64 = redis::cmd("GET")
             .arg("leasehold:fence:{lock:a}")
