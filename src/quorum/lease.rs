@@ -128,11 +128,12 @@ impl Lease {
     }
 
     /// Returns what a renewal would find at a member that has nothing of it, as far as is known.
-    pub(super) fn missing(&self, member: Member) -> Answer {
+    pub(super) fn missing(&self, member: Member) -> Option<Answer> {
         let mut foreign = self.foreign.iter().rev();
-        match foreign.find(|(at, _)| *at == member) {
-            Some((_, value)) => Answer::Foreign(value.clone()),
-            None => Answer::Gone,
+        match (foreign.find(|(at, _)| *at == member), self.slots[member]) {
+            (Some((_, value)), _) => Some(Answer::Foreign(value.clone())),
+            (None, Slot::Empty(_)) => None,
+            (None, _) => Some(Answer::Gone),
         }
     }
 

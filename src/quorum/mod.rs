@@ -317,7 +317,7 @@ impl Quorum {
         let slot = lease.map(|lease| lease.slots[member]);
         let missing = match lease {
             Some(lease) if round.at[member] == AtServer::NotSent => lease.missing(member),
-            _ => Answer::Gone,
+            _ => None,
         };
         if let Some(command) = round.cast(member, (slot, missing), turn.now, turn.members) {
             self.send(member, command, Sent::Vote(no, member), turn);

@@ -331,7 +331,7 @@ impl Round {
     pub(super) fn cast(
         &mut self,
         server: Member,
-        (slot, missing): (Option<Slot>, Answer),
+        (slot, missing): (Option<Slot>, Option<Answer>),
         now: Instant,
         members: &dyn Members,
     ) -> Option<Command> {
@@ -342,11 +342,14 @@ impl Round {
             // Nothing is there: it is not asked.
             self.at[server] = AtServer::No;
             let vote = if is_on(Mutant::EmptySlotIsOurs) {
-                Answer::Ours
+                Some(Answer::Ours)
             } else {
                 missing
             };
-            self.votes.count(Some(vote));
+            match vote {
+                Some(vote) => self.votes.count(Some(vote)),
+                None => self.votes.count_absent(),
+            }
             return None;
         };
         match members.link(server, self.command.wanted_by) {

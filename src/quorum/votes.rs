@@ -22,6 +22,8 @@ pub(crate) struct Votes {
     agreed: Answer,
     /// The other answers.
     others: Vec<Answer>,
+    /// How many servers do not have the key of the lease and were not asked.
+    absent: usize,
     /// How many servers gave no valid answer.
     failed: usize,
 }
@@ -47,6 +49,7 @@ impl Votes {
             yes: 0,
             agreed: Answer::Done,
             others: Vec::new(),
+            absent: 0,
             failed: 0,
         }
     }
@@ -62,6 +65,11 @@ impl Votes {
             Some(vote) => self.others.push(vote),
             None => self.failed += 1,
         }
+    }
+
+    /// A server does not have the key of the lease: it is not known who has.
+    pub(super) fn count_absent(&mut self) {
+        self.absent += 1;
     }
 
     /// Returns how many more servers must grant or confirm for the call to succeed. For
@@ -91,7 +99,7 @@ impl Votes {
     }
 
     fn unread(&self) -> usize {
-        let read = self.yes + self.others.len() + self.failed;
+        let read = self.yes + self.others.len() + self.absent + self.failed;
         self.size.all.saturating_sub(read)
     }
 
@@ -165,16 +173,17 @@ impl Votes {
 
     /// The verdict on a release or renewal that has no majority.
     fn on_lease(&self) -> Verdict {
-        let (not_ours, unread, spare) = (self.others.len(), self.unread(), self.size.spare());
+        let (unread, spare) = (self.unread(), self.size.spare());
+        let not_ours = self.others.len() + self.absent;
         if not_ours > spare {
-            // Another holder took the lease if its keys alone leave us no majority; otherwise our
-            // majority was only lost.
+            // Another holder took the lease if its keys, of those that we had, leave us no
+            // majority; otherwise our majority was only lost.
             let others = self.others.iter().filter_map(|vote| match vote {
                 Answer::Foreign(value) => Some(value.as_slice()),
                 _ => None,
             });
             return Verdict::Decided(match most(others) {
-                Some((value, count)) if count > spare => {
+                Some((value, count)) if count + self.absent > spare => {
                     Answer::Foreign(self.shown(std::iter::once(value)))
                 }
                 _ => Answer::Gone,
@@ -451,6 +460,16 @@ mod tests {
         assert_eq!(counted(3, &[gone(), gone()]), decided(gone()));
         assert_eq!(counted(3, &[gone(), taken()]), decided(gone()));
         assert_eq!(counted(3, &[taken(), taken()]), decided(taken()));
+        let of_three = |absent, vote| {
+            let mut counted = Votes::new(Verb::Renew, Majority::of(3));
+            (0..absent).for_each(|_| counted.count_absent());
+            counted.count(vote);
+            counted.verdict()
+        };
+        assert_eq!(of_three(1, taken()), decided(taken()), "it had two keys");
+        assert_eq!(of_three(1, gone()), decided(gone()));
+        assert_eq!(of_three(1, ours()), Verdict::Open);
+        assert_eq!(of_three(2, ours()), decided(gone()));
         assert_eq!(counted(5, &[gone(), gone(), ours()]), Verdict::Open);
         assert_eq!(
             counted(4, &[gone(), gone()]),

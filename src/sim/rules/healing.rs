@@ -211,6 +211,24 @@ fn a_join_under_way_is_released_with_its_lease() {
     assert!(!resends(now), "its release is behind it");
 }
 
+/// The third member refused the lock. Another holder takes both others, and one of them is heard.
+#[test]
+fn a_lease_is_taken_if_another_holder_has_what_its_majority_needs() {
+    let mut client = Client::new();
+    let refused = Ok(refused("y"));
+    let lease = client.acquired_by([Ok(granted()), Ok(granted()), refused]);
+    let renewal = renewal(&mut client, &lease, 100);
+    assert_eq!(renewal.len(), 2);
+    let taken = Ok(Answer::Foreign(b"x".to_vec()));
+    client.end(&renewal[0], taken, at(101));
+    let mut fx = Effects::default();
+    let status = lease.status(at(102), &mut fx);
+    assert!(
+        matches!(status, LeaseStatus::Lost(Lost::Taken)),
+        "{status:?}"
+    );
+}
+
 /// A second holder takes one member after the other, and renewals come in between.
 #[test]
 fn a_member_that_another_holder_has_counts_for_that_later_too() {
