@@ -11,7 +11,7 @@ use crate::client::shutdown::{Core, stop};
 use crate::clock::Instant;
 use crate::error::Error;
 use crate::holder_id::HolderId;
-use crate::kernel::lease::LeaseStatus;
+use crate::lease::status::LeaseStatus;
 use crate::lost::Lost;
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::error::{Cause, Error};
-use crate::kernel::waiter::Failure;
+use crate::kernel::failure::Failure;
 use crate::protocol::primitive::Primitive;
 use crate::runtime::Runtime;
 

@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::kernel::Kernel;
 use crate::kernel::command::Command;
 use crate::kernel::effects::Effects;
-use crate::kernel::waiter::Failure;
+use crate::kernel::failure::Failure;
 use crate::parker::Parker;
 use crate::runtime::Runtime;
 use crate::set::acquire::{SetAcquire, SetOutcome, SetStep, SetTerms};

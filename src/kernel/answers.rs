@@ -10,15 +10,17 @@ use crate::holder_id::HolderId;
 use crate::kernel::command::{Command, What};
 use crate::kernel::context::Context;
 use crate::kernel::entry::LockEntry;
-use crate::kernel::fault::Fault;
+use crate::kernel::failure::Failure;
+use crate::kernel::fault::{Fault, unexpected};
+use crate::kernel::held::Grant;
 use crate::kernel::held::HeldLease;
 use crate::kernel::holder::Taker;
-use crate::kernel::holdings::Grant;
-use crate::kernel::lease::{GRACE, LeaseState};
+use crate::kernel::lease::GRACE;
 use crate::kernel::request::{Asked, Flight, Request, RequestNo, RequestState, Sender, Serves};
 use crate::kernel::requests::Receiver;
 use crate::kernel::undo::{Counts, Proof};
-use crate::kernel::waiter::{Failure, Outcome, Wait};
+use crate::kernel::waiter::{Outcome, Wait};
+use crate::lease::state::LeaseState;
 use crate::mutant::{Mutant, is_on};
 use crate::protocol::answer::Answer;
 use crate::protocol::place::TokenBlock;
@@ -195,7 +197,7 @@ impl LockEntry {
                 if flight.attempt.enters() && !is_on(Mutant::RejectedEnterIsForgotten) {
                     self.undo(&self.requests[n], &flight.id, Proof::AnyAnswer, cx)
                 } else {
-                    cx.kernel.table.forget_id(&flight.id)
+                    cx.shared.forget_id(&flight.id)
                 }
                 ForCaller::of(self.fail(n, is_caller, Failure::Rejected(error), cx))
             }
@@ -206,7 +208,7 @@ impl LockEntry {
             end => {
                 let fault = end.err().unwrap_or_else(|| Fault::Unknown(unexpected()));
                 if is_on(Mutant::UnansweredIsForgotten) {
-                    cx.kernel.table.forget_id(&flight.id)
+                    cx.shared.forget_id(&flight.id)
                 } else {
                     self.undo(&self.requests[n], &flight.id, Proof::KeySeen, cx)
                 }
@@ -233,7 +235,7 @@ impl LockEntry {
         } else {
             self.receiver(&self.requests[n])
         };
-        let is_closed = cx.kernel.is_closed() && !is_on(Mutant::ClosedClientGives);
+        let is_closed = cx.shared.is_closed() && !is_on(Mutant::ClosedClientGives);
         if receiver == Receiver::Nobody || is_closed {
             let request = self.requests.remove(n);
             self.undo(&request, &flight.id, Proof::AnyAnswer, cx);
@@ -291,7 +293,7 @@ impl LockEntry {
         cx: &mut Context<'_>,
     ) {
         if is_on(Mutant::ExpiredGrantIsKept) {
-            cx.kernel.table.forget_id(&flight.id)
+            cx.shared.forget_id(&flight.id)
         } else {
             self.undo(&self.requests[n], &flight.id, Proof::AnyAnswer, cx)
         }
@@ -310,7 +312,7 @@ impl LockEntry {
         cx: &mut Context<'_>,
     ) -> ForCaller {
         self.last.answered(sent, cx.now);
-        cx.kernel.table.forget_id(&flight.id);
+        cx.shared.forget_id(&flight.id);
         self.set_due(n, cx.now);
         ForCaller::GoesOn
     }
@@ -371,7 +373,7 @@ impl LockEntry {
     /// Records that Redis has not answered: calls give up if that lasts.
     pub(super) fn note_silence(&mut self, sent: Instant, fault: Fault, cx: &Context<'_>) {
         self.last.failed(sent, cx.now, fault);
-        let give_up = cx.kernel.limits.unreachable_for;
+        let give_up = cx.shared.limits.unreachable_for;
         let at = self.last.gives_up_at(Instant::START, None, give_up);
         self.touch(at, at);
     }
@@ -429,7 +431,7 @@ impl LockEntry {
     /// that asks for itself may only be late to read its reply, if others are answered.
     fn overdue(&self, cx: &Context<'_>) -> Vec<RequestNo> {
         let [soon, late] = [READS_WITHIN, READS_LATE_WITHIN].map(|times| {
-            let timeout = cx.kernel.limits.command_timeout.saturating_mul(times);
+            let timeout = cx.shared.limits.command_timeout.saturating_mul(times);
             (cx.now >= Instant::START.after(timeout).after(GRACE))
                 .then(|| cx.now.before(timeout).before(GRACE))
         });
@@ -453,7 +455,7 @@ impl LockEntry {
 
     /// Returns when the first of them is overdue, as far as is known.
     pub(super) fn first_overdue_at(&self, cx: &Context<'_>) -> Instant {
-        let timeout = cx.kernel.limits.command_timeout;
+        let timeout = cx.shared.limits.command_timeout;
         let at = |sent: Option<Instant>, times| {
             let after = timeout.saturating_mul(times);
             sent.map_or(Instant::NEVER, |sent| sent.after(after).after(GRACE))
@@ -505,10 +507,6 @@ pub(super) fn untaken(terms: &LeaseTerms) -> LeaseTerms {
 /// Why a call fails whose leases end before the replies that grant them.
 pub(super) fn too_short() -> Cause {
     Cause::text("the reply took as long as the lease: ttl or max_hold too short")
-}
-
-pub(super) fn unexpected() -> Cause {
-    Cause::text("unexpected reply to a script")
 }
 
 pub(super) fn undo_of(lock: &Arc<dyn Primitive>, id: &HolderId) -> Command {

@@ -10,7 +10,7 @@ use crate::kernel::command::{Command, What};
 use crate::kernel::fault::Fault;
 use crate::kernel::groups::{GroupNo, joins_after, pause, pause_unanswered};
 use crate::kernel::pending::{News, PendingReleases, name_of, note_answered};
-use crate::kernel::undo::{Counts, Proof};
+use crate::kernel::undo::{Counts, PendingRelease, Proof};
 use crate::mutant::{Mutant, is_on};
 use crate::protocol::answer::{Answer, Undone};
 use crate::protocol::primitive::Primitive;
@@ -46,6 +46,25 @@ impl PendingReleases {
             commands.extend(self.take(group, &serials, now));
         }
         commands
+    }
+
+    /// Adds a release and returns its command, to be sent at once: behind its acquiring command, on
+    /// the same pipeline. `None` if its release is in flight already.
+    pub(crate) fn push_now(
+        &mut self,
+        release: PendingRelease,
+        now: Instant,
+    ) -> Option<(Command, Batch)> {
+        let (lock, id) = (Arc::clone(&release.lock), release.id.clone());
+        self.push(release, now);
+        let group = self.groups.find(&lock)?;
+        let serial = self.serial(&id, group)?;
+        self.pending.get(&serial).filter(|it| it.due.is_some())?;
+        let last = self.groups.get(group)?.last;
+        let taken = self.take(group, &[serial], now);
+        // Later releases of the lock need not wait because of this one.
+        self.groups.set_last(group, last);
+        taken
     }
 
     /// Returns the releases of a due group that are due, or close enough to be sent with them.

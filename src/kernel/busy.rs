@@ -7,9 +7,10 @@ use crate::clock::Instant;
 use crate::error::Cause;
 use crate::kernel::context::Context;
 use crate::kernel::entry::LockEntry;
+use crate::kernel::failure::{Failure, Refused};
 use crate::kernel::request::{Busy, Flight, RequestNo, Serves};
 use crate::kernel::requests::Receiver;
-use crate::kernel::waiter::{Failure, Outcome, Refused, Wait};
+use crate::kernel::waiter::{Outcome, Wait};
 use crate::mutant::{Mutant, is_on};
 use crate::protocol::refusal::RefusedName;
 
@@ -52,7 +53,7 @@ impl LockEntry {
         request.failures = 0;
         request.again = Instant::NEVER;
         let since = request.busy.map_or(sent, |busy| busy.since);
-        let is_too_long = since.until(cx.now) >= cx.kernel.limits.unreachable_for;
+        let is_too_long = since.until(cx.now) >= cx.shared.limits.unreachable_for;
         request.busy = (!is_too_long).then_some(Busy { since, until: at });
         drop(request);
         if is_too_long {

@@ -17,66 +17,21 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::config::LeaseTerms;
 use crate::kernel::Kernel;
 use crate::kernel::answers::{ForCaller, undo_of};
 use crate::kernel::command::Command;
 use crate::kernel::context::Context;
 use crate::kernel::effects::Effects;
 use crate::kernel::entry::LockEntry;
+use crate::kernel::failure::Failure;
 use crate::kernel::fault::Fault;
-use crate::kernel::holder::{Holder, Taker};
 use crate::kernel::part::PartTerms;
 use crate::kernel::request::{Asked, PartRequest, RequestNo, RequestState, Sender, Serves};
-use crate::kernel::waiter::{Failure, Outcome, Wait, Waiter, WaiterCell, WaiterNo};
+use crate::kernel::waiter::{CallTerms, Outcome, Wait, Waiter, WaiterCell, WaiterNo};
 use crate::mutant::{Mutant, is_on};
 use crate::protocol::answer::Answer;
 use crate::protocol::place::refresh_every;
-use crate::protocol::primitive::Primitive;
 use crate::wait_policy::WaitPolicy;
-
-/// What the caller wants.
-#[derive(Clone)]
-pub(crate) struct CallTerms {
-    pub(crate) lock: Arc<dyn Primitive>,
-    pub(crate) terms: LeaseTerms,
-    pub(crate) wait: Wait,
-    pub(crate) deadline: Instant,
-    pub(crate) holder: Holder,
-    /// The engine sends all commands: the call can be cancelled.
-    pub(crate) by_engine: bool,
-}
-
-impl CallTerms {
-    pub(super) fn taker(&self) -> Taker<'_> {
-        Taker {
-            holder: &self.holder,
-            max_hold: self.terms.max_hold,
-        }
-    }
-}
-
-#[cfg(all(test, any(sim, threads)))]
-impl CallTerms {
-    /// Returns the terms of a call that waits without a deadline, for a lease without renewals.
-    pub(crate) fn endless(lock: &Arc<dyn Primitive>, ttl: Duration) -> Self {
-        Self {
-            lock: Arc::clone(lock),
-            terms: LeaseTerms {
-                ttl,
-                renew_every: None,
-                max_hold: Duration::MAX,
-                replicas: None,
-                handoffs: 0,
-                linger: Duration::ZERO,
-            },
-            wait: Wait::Queue(WaitPolicy::Wake),
-            deadline: Instant::NEVER,
-            holder: Holder::default(),
-            by_engine: false,
-        }
-    }
-}
 
 pub(crate) struct Call {
     pub(crate) no: WaiterNo,
@@ -180,13 +135,11 @@ impl Call {
 
     pub(crate) fn begin(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
         let lock = Arc::clone(&self.wants.lock);
-        kernel
-            .at(now, fx)
-            .with_entry(&lock, |entry, cx| self.begin_in(entry, cx))
+        kernel.with_entry(&lock, now, fx, |entry, cx| self.begin_in(entry, cx))
     }
 
     fn begin_in(&mut self, entry: &mut LockEntry, cx: &mut Context<'_>) -> Step {
-        if cx.kernel.is_closed() {
+        if cx.shared.is_closed() {
             return self.over(Outcome::Failed(Failure::Closed));
         }
         // A part is a lease of its own.
@@ -209,7 +162,7 @@ impl Call {
         }
         let in_line = !is_once && self.wants.lock.has_local_queue();
         let must_wait = in_line && (entry.line_is_busy() || cx.now < entry.asks_from());
-        if self.wants.by_engine || cx.kernel.limits.engine_sends || must_wait {
+        if self.wants.by_engine || cx.shared.limits.engine_sends || must_wait {
             return self.park(entry, false, cx);
         }
         let serves = if in_line {
@@ -234,7 +187,7 @@ impl Call {
         let sender = Sender::Caller(self.no);
         let (command, asked) = entry.send(n, sender, Some(&self.wants.wait), cx);
         self.state = CallState::Asking(asked);
-        let limits = &cx.kernel.limits;
+        let limits = &cx.shared.limits;
         let gives_up = entry.gives_up_at(self.start, limits.unreachable_for);
         let until = cx.now.after(limits.command_timeout);
         Step::Send(command, until.min(self.wants.deadline).min(gives_up))
@@ -256,7 +209,7 @@ impl Call {
             unreachable!("a call sends only while it asks");
         };
         let lock = Arc::clone(&self.wants.lock);
-        kernel.at(now, fx).with_entry(&lock, |entry, cx| {
+        kernel.with_entry(&lock, now, fx, |entry, cx| {
             let taker = Some(self.wants.taker());
             let answer = entry.answered(&asked, end, sent, taker, cx);
             let was_refused = matches!(answer, ForCaller::Refused(_));
@@ -290,8 +243,8 @@ impl Call {
         let CallState::Asking(asked) = std::mem::replace(&mut self.state, CallState::Over) else {
             return;
         };
-        kernel.at(now, fx).with_entry(&asked.lock, |entry, cx| {
-            cx.kernel.table.forget_id(&asked.id);
+        kernel.with_entry(&asked.lock, now, fx, |entry, cx| {
+            cx.shared.forget_id(&asked.id);
             // The engine ends the command of a thread that stands still.
             let is_its = |n: &RequestNo| {
                 let flight = entry.requests[*n].flight.as_ref();
@@ -325,7 +278,7 @@ impl Call {
         was_refused: bool,
         cx: &mut Context<'_>,
     ) -> Step {
-        if cx.kernel.is_closed() {
+        if cx.shared.is_closed() {
             return self.over(Outcome::Failed(Failure::Closed));
         }
         if was_refused && self.wants.wait.is_used_up(self.refusals) {
@@ -360,7 +313,7 @@ impl Call {
             let span = [self.start, deadline];
             return Some(entry.at_deadline(&*self.wants.lock, span, cx.now));
         }
-        let gives_up = entry.gives_up_at(self.start, cx.kernel.limits.unreachable_for);
+        let gives_up = entry.gives_up_at(self.start, cx.shared.limits.unreachable_for);
         (cx.now >= gives_up).then(|| Outcome::Failed(entry.failure(self.start).after_long()))
     }
 
@@ -410,12 +363,12 @@ impl Call {
         let Outcome::Lease(lease, token) = &outcome else {
             return self.over(outcome);
         };
-        if lease.take(*token, self.wants.taker(), cx) {
+        if cx.change(lease, |it, now| it.take(*token, self.wants.taker(), now)) {
             self.began = Some(cx.now);
             return self.over(outcome);
         }
         entry.give_up(lease, *token, cx);
-        if cx.kernel.is_closed() {
+        if cx.shared.is_closed() {
             return self.over(Outcome::Failed(Failure::Closed));
         }
         match self.gives_up(entry, cx) {
@@ -436,7 +389,7 @@ impl Call {
         }
         let cell = Arc::clone(cell);
         let lock = Arc::clone(&self.wants.lock);
-        kernel.at(now, fx).with_entry(&lock, |entry, cx| {
+        kernel.with_entry(&lock, now, fx, |entry, cx| {
             let outcome = cell.outcome.lock().take();
             match outcome {
                 Some(outcome) => self.finish(entry, outcome, cx),
@@ -472,44 +425,42 @@ impl Call {
             CallState::Parked(cell) if looks_first => cell.outcome.lock().take(),
             _ => None,
         };
-        kernel
-            .at(now, fx)
-            .with_entry(&lock, |entry, cx| match state {
-                CallState::Parked(cell) => {
-                    let outcome = if looks_first {
-                        early
-                    } else {
-                        cell.outcome.lock().take()
-                    };
-                    if let Some(Outcome::Lease(lease, token)) = &outcome {
-                        if !lease.take(*token, self.wants.taker(), cx) {
-                            entry.give_up(lease, *token, cx);
-                            return Outcome::Failed(failure);
-                        }
-                        self.began = Some(cx.now);
+        kernel.with_entry(&lock, now, fx, |entry, cx| match state {
+            CallState::Parked(cell) => {
+                let outcome = if looks_first {
+                    early
+                } else {
+                    cell.outcome.lock().take()
+                };
+                if let Some(Outcome::Lease(lease, token)) = &outcome {
+                    if !cx.change(lease, |it, now| it.take(*token, self.wants.taker(), now)) {
+                        entry.give_up(lease, *token, cx);
+                        return Outcome::Failed(failure);
                     }
-                    if outcome.is_none() {
-                        entry.leave(self.no, cx);
-                    }
-                    outcome.unwrap_or(Outcome::Failed(failure))
+                    self.began = Some(cx.now);
                 }
-                CallState::Asking(asked) => {
-                    // Its thread has left in the middle of its command, by a panic.
-                    let cause = crate::error::Cause::text("the call has ended");
-                    let end = Err(Fault::Unknown(cause));
-                    let answer = entry.answered(&asked, end, cx.now, None, cx);
-                    entry.retire_of(self.no, cx);
-                    match answer {
-                        // The grant message was faster.
-                        ForCaller::Over(outcome @ Outcome::Lease(..))
-                            if !is_on(Mutant::PanicForgetsTheLease) =>
-                        {
-                            outcome
-                        }
-                        _ => Outcome::Failed(failure),
-                    }
+                if outcome.is_none() {
+                    entry.leave(self.no, cx);
                 }
-                CallState::New | CallState::Over => Outcome::Failed(failure),
-            })
+                outcome.unwrap_or(Outcome::Failed(failure))
+            }
+            CallState::Asking(asked) => {
+                // Its thread has left in the middle of its command, by a panic.
+                let cause = crate::error::Cause::text("the call has ended");
+                let end = Err(Fault::Unknown(cause));
+                let answer = entry.answered(&asked, end, cx.now, None, cx);
+                entry.retire_of(self.no, cx);
+                match answer {
+                    // The grant message was faster.
+                    ForCaller::Over(outcome @ Outcome::Lease(..))
+                        if !is_on(Mutant::PanicForgetsTheLease) =>
+                    {
+                        outcome
+                    }
+                    _ => Outcome::Failed(failure),
+                }
+            }
+            CallState::New | CallState::Over => Outcome::Failed(failure),
+        })
     }
 }

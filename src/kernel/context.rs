@@ -1,108 +1,183 @@
-//! The context of a decision: the client, the time, and the list for its effects.
+//! The context of a decision: what all entries of a client share, the time, and the list for its
+//! effects.
 
-use std::collections::VecDeque;
+use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
-use crate::kernel::Kernel;
 use crate::kernel::effects::Effects;
-use crate::kernel::entry::LockEntry;
-use crate::kernel::held::HeldLease;
-use crate::kernel::lease::Operation;
+use crate::kernel::held::{Dropped, HeldLease, Inner};
 use crate::kernel::pending::PendingReleases;
-use crate::kernel::schedule::Item;
-use crate::kernel::table::entry_name;
+use crate::kernel::request::RequestNo;
+use crate::kernel::schedule::{Item, Schedule};
+use crate::kernel::undo::{Counts, PendingRelease, Proof, RUNS_WITHIN, may_run_until};
+use crate::kernel::wall::WallClock;
+use crate::lease::status::LeaseStatus;
+use crate::mutant::{Mutant, is_on};
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;
+use crate::sync::Mutex;
+use crate::token::FencingToken;
+
+/// The settings of a client that the kernel needs.
+#[derive(Clone, Debug)]
+pub(crate) struct Limits {
+    pub(crate) command_timeout: Duration,
+    /// A call gives up if Redis has not answered for this long.
+    pub(crate) unreachable_for: Duration,
+    /// The longest pause of a call that waits without a queue in Redis.
+    pub(crate) backstop: Duration,
+    /// A replica may become the master: recent releases are then repeated.
+    pub(crate) may_fail_over: bool,
+    /// The server that answers has the only copy of the keys.
+    pub(crate) replies_are_final: bool,
+    /// The engine sends the commands of calls and the releases, not the program's threads.
+    pub(crate) engine_sends: bool,
+    /// The wall clock at [`Instant::START`], in µs: to notice if it runs ahead.
+    pub(crate) wall: u64,
+}
+
+/// What all entries of a client share.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) limits: Limits,
+    pub(crate) pending: Mutex<PendingReleases>,
+    pub(crate) schedule: Mutex<Schedule>,
+    /// The requests whose ids a grant message can name. Its lock is a leaf.
+    pub(crate) ids: Mutex<HashMap<HolderId, UsedBy>>,
+    /// The first part of the client's holder ids.
+    owner: Arc<str>,
+    /// The ids of the engine's acquiring commands that serve nobody any more.
+    pub(super) left: Mutex<Vec<HolderId>>,
+    /// Set before the shards are walked; read under a shard's lock.
+    pub(super) closed: AtomicBool,
+    /// Set when a lease lingers for the first time.
+    lingered: AtomicBool,
+    serial: AtomicU64,
+    pub(super) wall_clock: WallClock,
+}
+
+/// The request that uses an id.
+#[derive(Debug)]
+pub(crate) struct UsedBy {
+    name: Name,
+    no: RequestNo,
+}
 
 pub(crate) struct Context<'a> {
-    pub(super) kernel: &'a Kernel,
+    pub(super) shared: &'a Shared,
     pub(super) now: Instant,
     pub(super) fx: &'a mut Effects,
 }
 
-impl Kernel {
-    pub(crate) fn at<'a>(&'a self, now: Instant, fx: &'a mut Effects) -> Context<'a> {
+impl Shared {
+    pub(super) fn new(limits: Limits, owner: &str) -> Self {
+        Self {
+            pending: Mutex::new(PendingReleases::new(
+                limits.may_fail_over.then_some(limits.command_timeout),
+            )),
+            schedule: Mutex::default(),
+            ids: Mutex::default(),
+            owner: owner.into(),
+            left: Mutex::default(),
+            closed: AtomicBool::new(false),
+            lingered: AtomicBool::new(false),
+            serial: AtomicU64::new(0),
+            wall_clock: WallClock::new(Duration::from_micros(limits.wall)),
+            limits,
+        }
+    }
+
+    pub(super) fn at<'a>(&'a self, now: Instant, fx: &'a mut Effects) -> Context<'a> {
         Context {
-            kernel: self,
+            shared: self,
             now,
             fx,
         }
     }
+
+    pub(super) fn note_lingered(&self) {
+        self.lingered.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns whether a lease may linger. Another thread's first one may not be seen yet: that is
+    /// as if the call had begun before it.
+    pub(super) fn has_lingered(&self) -> bool {
+        self.lingered.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
+    }
+
+    /// Returns a number for a call, a request or a lease.
+    pub(super) fn next_serial(&self) -> u64 {
+        self.serial.fetch_add(1, Ordering::Relaxed)
+    }
+
+    // ------------------------------------------------------------------ ids
+
+    pub(super) fn fresh_id(&self, lock: &dyn Primitive) -> HolderId {
+        lock.fresh_id(&self.owner)
+    }
+
+    /// Parses an id that may be one of this client: another client can have the same owner.
+    pub(super) fn own_id(&self, id: &[u8]) -> Option<HolderId> {
+        let may_be_own = id.starts_with(self.owner.as_bytes());
+        may_be_own.then(|| HolderId::parse(id)).flatten()
+    }
+
+    pub(super) fn note_id(&self, id: &HolderId, name: &Name, no: RequestNo) {
+        let used_by = UsedBy {
+            name: name.clone(),
+            no,
+        };
+        self.ids.lock().insert(id.clone(), used_by);
+    }
+
+    pub(super) fn forget_id(&self, id: &HolderId) {
+        self.ids.lock().remove(id);
+    }
+
+    /// Returns the request that has this id.
+    pub(super) fn request_of(&self, id: &HolderId) -> Option<(Name, RequestNo)> {
+        let ids = self.ids.lock();
+        ids.get(id)
+            .map(|used_by| (used_by.name.clone(), used_by.no))
+    }
+
+    // ------------------------------------------------------------------ the wall clock
+
+    /// Returns whether a lease that is held by the clock that counts may be over by the wall clock,
+    /// which showed `at_start` at [`Instant::START`].
+    pub(super) fn is_in_doubt(&self, lease: &HeldLease, at_start: Duration, now: Instant) -> bool {
+        let ahead = self.ran_ahead(lease, at_start);
+        !ahead.is_zero() && lease.validity(now) <= ahead && !is_on(Mutant::WallClockIsIgnored)
+    }
+
+    /// Returns by how much the wall clock has run ahead since Redis has confirmed the lease.
+    pub(super) fn ran_ahead(&self, lease: &HeldLease, at_start: Duration) -> Duration {
+        let noticed = self.wall_clock.noticed(lease.confirmed_at());
+        noticed + self.wall_clock.unnoticed(at_start)
+    }
 }
 
+/// The schedule.
 impl Context<'_> {
-    /// Runs `act` on the entry of a name, which it creates if there is none, under the lock of its
-    /// shard. Then re-arms the entry in the schedule, or removes it if nothing is left in it.
-    pub(crate) fn with_entry<T>(
-        &mut self,
-        lock: &Arc<dyn Primitive>,
-        act: impl FnOnce(&mut LockEntry, &mut Self) -> T,
-    ) -> T {
-        let name = entry_name(&**lock);
-        let mut shard = self.kernel.table.shard(name).lock();
-        let entry = shard
-            .entry(name.clone())
-            .or_insert_with(|| Box::new(LockEntry::new(name.clone(), &**lock)));
-        let result = act(entry, self);
-        if entry.rearm(self) {
-            shard.remove(name);
-        }
-        result
-    }
-
-    /// Like [`with_entry`](Self::with_entry), but only if there is an entry.
-    pub(super) fn with_existing<T>(
-        &mut self,
-        name: &Name,
-        act: impl FnOnce(&mut LockEntry, &mut Self) -> T,
-    ) -> Option<T> {
-        let mut shard = self.kernel.table.shard(name).lock();
-        let entry = shard.get_mut(name)?;
-        let result = act(entry, self);
-        if entry.rearm(self) {
-            shard.remove(name);
-        }
-        Some(result)
-    }
-
-    /// Runs `act` on each entry, in the order of the names.
-    pub(super) fn for_each(&mut self, mut act: impl FnMut(&mut LockEntry, &mut Self)) {
-        let mut names: Vec<Name> = Vec::new();
-        for shard in &self.kernel.table.shards {
-            names.extend(shard.lock().keys().cloned());
-        }
-        names.sort_unstable();
-        for name in names {
-            self.with_existing(&name, &mut act);
-        }
-    }
-
-    /// Runs `act` on the pending releases; puts what is due then into the schedule, under their
-    /// lock.
-    pub(crate) fn with_pending<T>(
-        &mut self,
-        act: impl FnOnce(&mut PendingReleases, &mut Effects) -> T,
-    ) -> T {
-        let mut pending = self.kernel.pending.lock();
-        let result = act(&mut pending, self.fx);
-        let at = pending.next();
-        self.put(Item::Pending, [at, at]);
-        result
-    }
-
     /// Puts an item into the schedule, due at the first instant. Wakes the engine if it would sleep
     /// beyond the second.
     pub(super) fn put(&mut self, item: Item, [at, latest]: [Instant; 2]) {
-        if self.kernel.schedule.lock().put(item, at, latest) {
+        if self.shared.schedule.lock().put(item, at, latest) {
             self.fx.engine_by(latest);
         }
     }
 
     /// The same for a lease; `None` if the engine must not look at it any more.
     pub(super) fn put_lease(&mut self, lease: &Arc<HeldLease>, bounds: Option<[Instant; 2]>) {
-        let mut schedule = self.kernel.schedule.lock();
+        let mut schedule = self.shared.schedule.lock();
         match bounds {
             Some([at, latest]) => {
                 if schedule.put_lease(lease, at, latest) {
@@ -113,36 +188,160 @@ impl Context<'_> {
         }
     }
 
-    /// Ends operations of a lease that are not sent any more: its status says why.
-    pub(super) fn drop_operations(&mut self, operations: Option<VecDeque<Operation>>) {
-        for operation in operations.into_iter().flatten() {
-            self.fx.operation_ended(&operation.cell, Ok(()));
-        }
-    }
-
     /// Wakes the engine if it would sleep beyond `latest`.
     pub(super) fn wake_engine_by(&mut self, latest: Instant) {
-        if self.kernel.schedule.lock().must_wake(latest) {
+        if self.shared.schedule.lock().must_wake(latest) {
             self.fx.engine_by(latest);
         }
     }
 
     /// Takes an item out of the schedule.
     pub(super) fn unschedule(&self, item: &Item) {
-        self.kernel.schedule.lock().remove(item);
-    }
-
-    /// The calls that an acquiring command was for have left.
-    pub(super) fn abandon(&mut self, id: &HolderId) {
-        self.kernel.left.lock().push(id.clone());
-        self.wake_sender_at(self.now);
+        self.shared.schedule.lock().remove(item);
     }
 
     /// Makes the sender of the engine's commands look at them at this instant. An earlier one
     /// stays: another thread may have put it while the sender looked.
     pub(super) fn wake_sender_at(&mut self, at: Instant) {
-        if self.kernel.schedule.lock().put_earlier(Item::Sender, at) {
+        if self.shared.schedule.lock().put_earlier(Item::Sender, at) {
             self.fx.engine_by(at);
+        }
+    }
+}
+
+/// Leases.
+impl Context<'_> {
+    /// Runs `act` on a lease. If it is lost afterwards, tells that, and schedules what it needs
+    /// next, all under the same lock: two threads cannot do so in the wrong order.
+    pub(super) fn change<T>(
+        &mut self,
+        lease: &Arc<HeldLease>,
+        act: impl FnOnce(&mut Inner, Instant) -> T,
+    ) -> T {
+        let mut inner = lease.inner.lock();
+        let result = act(&mut inner, self.now);
+        lease.tell(&mut inner, self.fx);
+        let due = inner.due(self.now, self.shared.limits.command_timeout);
+        let _right = (!is_on(Mutant::LeaseIsScheduledLate)).then_some(inner);
+        self.put_lease(lease, due);
+        result
+    }
+
+    /// Schedules what the lease needs next, and tells a loss.
+    pub(super) fn rearm(&mut self, lease: &Arc<HeldLease>) {
+        self.change(lease, |_, _| ());
+    }
+
+    /// Ends the lease of the holder of `token` without a release, and returns the status before it;
+    /// `None` if this holder has ended it before. It leaves its entry.
+    pub(super) fn end_unreleased(
+        &mut self,
+        lease: &Arc<HeldLease>,
+        token: FencingToken,
+    ) -> Option<LeaseStatus> {
+        let (status, dropped) = self.change(lease, |it, now| it.end_unreleased(token, now))?;
+        self.drop_operations(dropped);
+        Some(status)
+    }
+
+    /// Ends operations of a lease that are not sent any more: its status says why.
+    pub(super) fn drop_operations(&mut self, operations: Dropped) {
+        for operation in operations.into_iter().flatten() {
+            self.fx.operation_ended(&operation.cell, Ok(()));
+        }
+    }
+
+    /// Plans a renewal of a lease that Redis has not confirmed since the wall clock ran ahead.
+    pub(super) fn distrust(&mut self, lease: &Arc<HeldLease>) {
+        let ahead = self.shared.wall_clock.noticed(lease.confirmed_at());
+        if !ahead.is_zero() && lease.distrust(ahead, self.now) {
+            self.rearm(lease);
+        }
+    }
+}
+
+/// The pending releases.
+impl Context<'_> {
+    /// Runs `act` on the pending releases; puts what is due then into the schedule, under their
+    /// lock.
+    pub(crate) fn with_pending<T>(
+        &mut self,
+        act: impl FnOnce(&mut PendingReleases, &mut Effects) -> T,
+    ) -> T {
+        let mut pending = self.shared.pending.lock();
+        let result = act(&mut pending, self.fx);
+        let at = pending.next();
+        self.put(Item::Pending, [at, at]);
+        result
+    }
+
+    /// The calls that an acquiring command was for have left.
+    pub(super) fn abandon(&mut self, id: &HolderId) {
+        self.shared.left.lock().push(id.clone());
+        self.wake_sender_at(self.now);
+    }
+
+    /// Adds a pending release in this way. The caller has the lock of the shard, and the id has no
+    /// lease.
+    fn pend(
+        &mut self,
+        release: PendingRelease,
+        push: fn(&mut PendingReleases, PendingRelease, Instant),
+    ) {
+        self.shared.forget_id(&release.id);
+        let now = self.now;
+        self.with_pending(|pending, fx| {
+            if pending.is_unsent() {
+                fx.orphan(&release.lock, &release.id);
+            }
+            push(pending, release, now);
+        });
+    }
+
+    /// Adds the release of what an acquiring command may have taken.
+    pub(super) fn undo(
+        &mut self,
+        lock: &Arc<dyn Primitive>,
+        id: &HolderId,
+        ttl: Duration,
+        (ends_by, counts): (Proof, Counts),
+    ) {
+        let until = may_run_until(ttl, self.now);
+        let release = PendingRelease::new(lock, id, until, ends_by).counting(counts);
+        self.pend(release, PendingReleases::push);
+    }
+
+    /// Adds the release of an ended lease.
+    pub(super) fn release_later(&mut self, lease: &HeldLease, counts: Counts) {
+        let until = self.now.after(lease.key_may_last().max(RUNS_WITHIN));
+        let release = PendingRelease::new(&lease.lock, &lease.id, until, Proof::AnyAnswer);
+        self.pend(release.counting(counts), PendingReleases::push_ended);
+    }
+
+    /// An attempt took nothing, as far as is known. What answers the engine's commands may still
+    /// give something back that it had taken: it refuses nobody.
+    pub(super) fn forget_attempt(&mut self, id: &HolderId) {
+        self.shared.forget_id(id);
+        if self.shared.limits.engine_sends {
+            self.shared.pending.lock().ended.note(id, self.now);
+        }
+    }
+
+    /// Keeps a confirmed release, if a replica may take over.
+    pub(super) fn note_released(&mut self, lease: &HeldLease) {
+        if !self.shared.limits.may_fail_over {
+            return;
+        }
+        let until = self.now.after(lease.key_may_last());
+        let release = PendingRelease::new(&lease.lock, &lease.id, until, Proof::AnyAnswer);
+        // Sent before this client learnt of another master, it may have run at the last one.
+        let sent = self.now.before(self.shared.limits.command_timeout);
+        let mut pending = self.shared.pending.lock();
+        if pending.has_moved_since(sent) {
+            drop(pending);
+            self.pend(release, PendingReleases::push);
+        } else {
+            pending.note_recent(release, self.now);
         }
     }
 }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::clock::Instant;
 use crate::kernel::command::{Command, Listens, What};
 use crate::kernel::context::Context;
-use crate::kernel::engine::Purpose;
 use crate::kernel::entry::LockEntry;
+use crate::kernel::purpose::Purpose;
 use crate::kernel::request::{RequestNo, RequestState, Sender, Serves};
 use crate::kernel::requests::Receiver;
 use crate::kernel::steps::decided;
@@ -40,7 +40,7 @@ impl LockEntry {
 
     /// Calls give up if Redis has been silent for too long.
     fn end_silent_calls(&mut self, cx: &mut Context<'_>) {
-        let limit = cx.kernel.limits.unreachable_for;
+        let limit = cx.shared.limits.unreachable_for;
         // Those that began first give up first.
         let by_start = self.waiters.by_start();
         let silent = by_start.take_while(|(_, start)| self.gives_up_at(*start, limit) <= cx.now);

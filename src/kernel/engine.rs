@@ -12,23 +12,22 @@ use std::mem;
 use std::sync::Arc;
 
 use crate::clock::Instant;
-use crate::config::LeaseTerms;
-use crate::holder_id::HolderId;
 use crate::kernel::Kernel;
-use crate::kernel::batch::Batch;
 use crate::kernel::command::Command;
-use crate::kernel::context::Context;
-use crate::kernel::effects::{Discard, Effects};
+use crate::kernel::effects::Effects;
 use crate::kernel::entry::LockEntry;
-use crate::kernel::fault::Fault;
+use crate::kernel::fault::{Fault, end_for_lease};
 use crate::kernel::held::HeldLease;
-use crate::kernel::lease::{LeaseStatus, LeaseWork, OperationCell};
-use crate::kernel::renewals::Renewals;
-use crate::kernel::request::{Asked, RequestNo, Serves};
+use crate::kernel::lease::LeaseWork;
+use crate::kernel::part::Whole;
+use crate::kernel::pending::PendingReleases;
+use crate::kernel::purpose::Purpose;
+pub(crate) use crate::kernel::renewals::Route;
+use crate::kernel::renewals::{Renewals, Renewed, renewed};
+use crate::kernel::request::Serves;
 use crate::kernel::schedule::Item;
 use crate::kernel::steps::{count_step, decided};
-use crate::kernel::table::entry_name;
-use crate::kernel::unlock::release_command;
+use crate::lease::status::LeaseStatus;
 use crate::mutant::{Mutant, is_on};
 use crate::name::Name;
 use crate::protocol::answer::Answer;
@@ -42,44 +41,6 @@ pub(crate) struct Outgoing {
     pub(crate) command: Command,
 }
 
-/// The facts about its sender that the engine must know.
-pub(crate) trait Route {
-    /// Returns whether the keys of one command must be in one slot of a cluster.
-    fn has_slots(&self) -> bool {
-        false
-    }
-
-    /// Returns whether it takes one command for the renewals of many leases.
-    fn joins_renewals(&self) -> bool {
-        true
-    }
-}
-
-/// Why a command was sent.
-#[derive(Debug)]
-pub(crate) enum Purpose {
-    Ask(Asked),
-    Refresh(Name, Vec<(RequestNo, HolderId)>),
-    Confirm(Name, RequestNo, HolderId, LeaseTerms),
-    Lease(LeaseWork),
-    Renewals(Vec<LeaseWork>),
-    /// The holder of the lease waits for the end.
-    Release(Arc<HeldLease>, Arc<OperationCell>),
-    Undo(Batch),
-}
-
-impl Purpose {
-    /// Returns what is left of a purpose that is over: it may own a user's closure.
-    fn into_leases(self) -> Vec<Arc<HeldLease>> {
-        match self {
-            Self::Lease(work) => vec![work.lease],
-            Self::Renewals(works) => works.into_iter().map(|work| work.lease).collect(),
-            Self::Release(lease, _) => vec![lease],
-            _ => Vec::new(),
-        }
-    }
-}
-
 /// The commands in flight. Owned by the engine's thread.
 #[derive(Debug, Default)]
 pub(crate) struct Engine {
@@ -87,31 +48,60 @@ pub(crate) struct Engine {
     last_ticket: Ticket,
 }
 
-/// One turn of the engine: its context, its route, and the commands that it has made.
-pub(super) struct Turn<'a> {
-    pub(super) cx: Context<'a>,
-    pub(super) route: &'a dyn Route,
+/// One turn of the engine, and the commands that it has made.
+struct Turn<'a> {
+    kernel: &'a Kernel,
+    now: Instant,
+    fx: &'a mut Effects,
+    route: &'a dyn Route,
     /// The commands that its thread must send.
-    pub(super) out: Vec<Outgoing>,
+    out: Vec<Outgoing>,
 }
 
-impl Context<'_> {
-    /// Applies the end of a renewal, a change of ttl or a downgrade.
-    pub(super) fn lease_answered(
-        &mut self,
-        work: &LeaseWork,
-        end: Result<Answer, Fault>,
-        sent: Instant,
-    ) {
-        let lease = &work.lease;
-        let limits = &self.kernel.limits;
-        let copies = (limits.replies_are_final, limits.engine_sends);
-        lease.answered(work, end, [sent, self.now], copies, self.fx);
-        self.distrust(lease);
-        lease.rearm(self);
-        if let LeaseStatus::Lost(_) = lease.status(self.now, self.fx) {
-            self.lease_ended(lease);
+impl Turn<'_> {
+    /// Tells the losses of the leases that are due.
+    fn tell_losses(&mut self, leases: &[Arc<HeldLease>]) {
+        for lease in leases {
+            if let LeaseStatus::Lost(_) = lease.status(self.now, self.fx) {
+                self.kernel.lease_ended(lease, self.now, self.fx);
+            }
         }
+    }
+
+    /// Asks how the whole is that a lease is a part of. Returns whether the lease goes on.
+    fn goes_on(&mut self, lease: &Arc<HeldLease>) -> bool {
+        match lease.whole(self.now, self.fx) {
+            Whole::GoesOn => true,
+            Whole::IsOver => {
+                (self.kernel).with_entry(&lease.lock, self.now, self.fx, |entry, cx| {
+                    // Its thread may have taken it, or gone on, before this thread got the shard.
+                    if lease.whole(cx.now, cx.fx) == Whole::IsOver {
+                        entry.give_up(lease, lease.token(), cx);
+                    }
+                });
+                false
+            }
+            Whole::MayStillRun => {
+                lease.end_renewals();
+                true
+            }
+        }
+    }
+
+    /// Applies the end of a renewal, a change of ttl or a downgrade.
+    fn lease_ended(&mut self, work: LeaseWork, end: Result<Answer, Fault>, sent: Instant) {
+        let (kernel, now) = (self.kernel, self.now);
+        let lease = &work.lease;
+        let limits = &kernel.shared.limits;
+        let copies = (limits.replies_are_final, limits.engine_sends);
+        lease.answered(&work, end_for_lease(end), [sent, now], copies, self.fx);
+        let mut cx = kernel.shared.at(now, self.fx);
+        cx.distrust(lease);
+        cx.rearm(lease);
+        if let LeaseStatus::Lost(_) = lease.status(now, self.fx) {
+            kernel.lease_ended(lease, now, self.fx);
+        }
+        self.fx.discard(work.lease);
     }
 }
 
@@ -125,22 +115,26 @@ impl Engine {
         fx: &mut Effects,
     ) -> Vec<Outgoing> {
         let mut turn = Turn {
-            cx: kernel.at(now, fx),
+            kernel,
+            now,
+            fx,
             route,
             out: Vec::new(),
         };
         loop {
             count_step();
-            let taken = kernel.schedule.lock().take(now);
+            let taken = kernel.shared.schedule.lock().take(now);
             if taken.leases.is_empty() && taken.items.is_empty() {
                 return turn.out;
             }
-            tell_losses(&taken.leases, &mut turn.cx);
+            turn.tell_losses(&taken.leases);
             let mut renewals = Renewals::default();
             for lease in taken.leases {
                 self.renew(lease, &mut renewals, &mut turn);
             }
-            self.send_renewals(renewals, &mut turn);
+            for (command, purpose) in renewals.into_commands() {
+                self.send(command, purpose, &mut turn);
+            }
             for item in taken.items {
                 match item {
                     Item::Entry(name) => self.ask(&name, &mut turn),
@@ -154,40 +148,41 @@ impl Engine {
     }
 
     fn renew(&mut self, lease: Arc<HeldLease>, renewals: &mut Renewals, turn: &mut Turn<'_>) {
-        let (kernel, now) = (turn.cx.kernel, turn.cx.now);
-        if lease.is_release_overdue(now, kernel.limits.command_timeout) {
-            turn.cx.end_overdue_release(&lease);
+        let (kernel, now) = (turn.kernel, turn.now);
+        if lease.is_release_overdue(now, kernel.shared.limits.command_timeout) {
+            kernel.end_overdue_release(&lease, now, turn.fx);
         }
         if let Some(cell) = lease.take_release() {
-            let command = release_command(&lease);
+            let command = lease.release_command();
             let purpose = Purpose::Release(Arc::clone(&lease), cell);
             self.send(command, purpose, turn);
         }
-        if turn.cx.look_at_whole(&lease)
-            && let Some((command, work)) = lease.begin_work(now, turn.cx.fx)
+        if turn.goes_on(&lease)
+            && let Some((command, work)) = lease.begin_work(now, turn.fx)
             && let Some((command, work)) = renewals.add(command, work, turn.route)
         {
             self.send(command, Purpose::Lease(work), turn);
         }
-        lease.rearm(&mut turn.cx);
-        turn.cx.fx.discard.push(Discard::Lease(lease));
+        kernel.shared.at(now, turn.fx).rearm(&lease);
+        turn.fx.discard(lease);
     }
 
     fn ask(&mut self, name: &Name, turn: &mut Turn<'_>) {
-        let work = turn.cx.with_existing(name, LockEntry::due);
+        let work = (turn.kernel).with_existing(name, turn.now, turn.fx, LockEntry::due);
         for (command, purpose) in work.into_iter().flatten() {
             self.send(command, purpose, turn);
         }
     }
 
     fn undo(&mut self, turn: &mut Turn<'_>) {
-        let now = turn.cx.now;
-        for (command, batch) in turn.cx.with_pending(|pending, _| pending.take_due(now)) {
+        let now = turn.now;
+        let due = (turn.kernel).with_pending(now, turn.fx, |pending| pending.take_due(now));
+        for (command, batch) in due {
             self.send(command, Purpose::Undo(batch), turn);
         }
     }
 
-    pub(super) fn send(&mut self, command: Command, purpose: Purpose, turn: &mut Turn<'_>) {
+    fn send(&mut self, command: Command, purpose: Purpose, turn: &mut Turn<'_>) {
         self.last_ticket += 1;
         let ticket = self.last_ticket;
         self.in_flight.insert(ticket, purpose);
@@ -200,9 +195,9 @@ impl Engine {
     pub(crate) fn may_resend(&self, kernel: &Kernel, ticket: Ticket, now: Instant) -> bool {
         match self.in_flight.get(&ticket) {
             Some(Purpose::Ask(asked)) => {
-                let (name, no) = (entry_name(&*asked.lock), asked.no);
+                let (name, no) = (asked.lock.key(0).name, asked.no);
                 let mut fx = Effects::default();
-                let serves = kernel.at(now, &mut fx).with_existing(name, |entry, _| {
+                let serves = kernel.with_existing(name, now, &mut fx, |entry, _| {
                     Some(entry.requests.get(no)?.serves != Serves::Nobody)
                 });
                 serves.flatten().unwrap_or(false)
@@ -218,8 +213,9 @@ impl Engine {
     /// Ends the engine: its thread must not drop what may own a user's closure.
     pub(crate) fn end(&mut self, fx: &mut Effects) {
         for purpose in mem::take(&mut self.in_flight).into_values() {
-            fx.discard
-                .extend(purpose.into_leases().into_iter().map(Discard::Lease));
+            for lease in purpose.into_leases() {
+                fx.discard(lease);
+            }
         }
     }
 
@@ -235,7 +231,9 @@ impl Engine {
         fx: &mut Effects,
     ) -> Vec<Outgoing> {
         let mut turn = Turn {
-            cx: kernel.at(now, fx),
+            kernel,
+            now,
+            fx,
             route,
             out: Vec::new(),
         };
@@ -248,37 +246,63 @@ impl Engine {
     }
 
     /// Applies the end of a command of the kernel.
-    pub(super) fn apply(
+    fn apply(
         &mut self,
         purpose: Purpose,
         end: Result<Answer, Fault>,
         sent: Instant,
         turn: &mut Turn<'_>,
     ) {
-        let cx = &mut turn.cx;
+        let (kernel, now) = (turn.kernel, turn.now);
         match purpose {
-            Purpose::Ask(asked) => cx.with_entry(&asked.lock, |entry, cx| {
+            Purpose::Ask(asked) => kernel.with_entry(&asked.lock, now, turn.fx, |entry, cx| {
                 entry.answered(&asked, end, sent, None, cx);
             }),
             Purpose::Refresh(name, of) => {
-                cx.with_existing(&name, |entry, cx| entry.refreshed(&of, end, sent, cx));
+                kernel.with_existing(&name, now, turn.fx, |entry, cx| {
+                    entry.refreshed(&of, end, sent, cx);
+                });
             }
             Purpose::Confirm(name, no, id, terms) => {
-                cx.with_existing(&name, |entry, cx| {
+                kernel.with_existing(&name, now, turn.fx, |entry, cx| {
                     entry.confirmed((no, &id), &terms, end, sent, cx);
                 });
             }
             Purpose::Lease(work) => turn.lease_ended(work, end, sent),
             Purpose::Renewals(works) => self.renewed(works, end, sent, turn),
-            Purpose::Release(lease, cell) => cx.release_ended(lease, &cell, end, sent),
+            Purpose::Release(lease, cell) => {
+                kernel.release_ended(lease, &cell, end, [sent, now], turn.fx);
+            }
             Purpose::Undo(batch) => {
-                let now = cx.now;
-                let settled = cx.with_pending(|pending, _| pending.settle(&batch, end, now));
+                let settle = |it: &mut PendingReleases| it.settle(&batch, end, now);
+                let settled = kernel.with_pending(now, turn.fx, settle);
                 let wrong = is_on(Mutant::UndoneUnderPending);
-                let _wrong = wrong.then(|| cx.kernel.pending.lock());
+                let _wrong = wrong.then(|| kernel.shared.pending.lock());
                 if let Some(lock) = settled.freed {
-                    cx.with_existing(lock.key(0).name, LockEntry::undone);
+                    let name = lock.key(0).name;
+                    kernel.with_existing(name, now, turn.fx, LockEntry::undone);
                 }
+            }
+        }
+    }
+
+    /// Applies the end of a command for many leases.
+    fn renewed(
+        &mut self,
+        works: Vec<LeaseWork>,
+        end: Result<Answer, Fault>,
+        sent: Instant,
+        turn: &mut Turn<'_>,
+    ) {
+        for end in renewed(works, end) {
+            match end {
+                Renewed::Ended(work, end) => turn.lease_ended(work, end, sent),
+                Renewed::Alone(work, fault) => match work.renewal() {
+                    Some(command) if work.lease.remaining(turn.now).is_some() => {
+                        self.send(command, Purpose::Lease(work), turn);
+                    }
+                    _ => turn.lease_ended(work, Err(fault), sent),
+                },
             }
         }
     }
@@ -301,13 +325,5 @@ impl Engine {
     #[cfg(sim)]
     pub(crate) fn in_flight(&self) -> usize {
         self.in_flight.len()
-    }
-}
-
-fn tell_losses(leases: &[Arc<HeldLease>], cx: &mut Context<'_>) {
-    for lease in leases {
-        if let LeaseStatus::Lost(_) = lease.status(cx.now, cx.fx) {
-            cx.lease_ended(lease);
-        }
     }
 }

@@ -17,6 +17,7 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::kernel::context::Context;
+use crate::kernel::failure::{Failure, Refused};
 use crate::kernel::few::Few;
 use crate::kernel::held::HeldLease;
 use crate::kernel::last_reply::LastReply;
@@ -24,7 +25,7 @@ use crate::kernel::request::Serves;
 use crate::kernel::request_index::Requests;
 use crate::kernel::schedule::Item;
 use crate::kernel::steps::decided;
-use crate::kernel::waiter::{Failure, Outcome, Refused, Waiter, WaiterNo};
+use crate::kernel::waiter::{Outcome, Waiter, WaiterNo};
 use crate::kernel::waiters::Waiters;
 use crate::kernel::watch::Watch;
 use crate::mutant::{Mutant, is_on};
@@ -261,7 +262,7 @@ impl LockEntry {
             && let Some(lock) = self.listener()
         {
             self.listens = true;
-            let change = cx.kernel.next_serial();
+            let change = cx.shared.next_serial();
             cx.fx.listen.push((lock, change));
         }
         if is_idle && cx.now >= self.contended_until() {
@@ -269,7 +270,7 @@ impl LockEntry {
                 cx.unschedule(&Item::Entry(self.name.clone()));
             }
             if self.listens {
-                let change = cx.kernel.next_serial();
+                let change = cx.shared.next_serial();
                 cx.fx.unlisten.push((self.name.clone(), change));
             }
             return true;
@@ -327,6 +328,17 @@ impl LockEntry {
             decided(1);
             *waiter.cell.outcome.lock() = Some(outcome);
             cx.fx.wake.push(waiter.cell);
+        }
+    }
+
+    /// The name may be free, or the client is closed: the calls that watch it go on.
+    pub(super) fn end_watches(&self, failure: &Failure, cx: &mut Context<'_>) {
+        let is_closed = matches!(failure, Failure::Closed);
+        let ended = self.watches().iter().filter(|it| it.wakes || is_closed);
+        for watch in ended {
+            *watch.cell.outcome.lock() = Some(Outcome::Failed(failure.clone()));
+            let cell = Arc::clone(&watch.cell);
+            cx.fx.wake.push(cell);
         }
     }
 }

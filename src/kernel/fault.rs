@@ -138,3 +138,8 @@ pub(crate) fn end_for_lease(end: Result<Answer, Fault>) -> Result<Answer, Fault>
         end => end,
     }
 }
+
+/// Returns the cause of a reply that no command of its kind gets.
+pub(super) fn unexpected() -> Cause {
+    Cause::text("unexpected reply to a script")
+}

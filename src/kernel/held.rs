@@ -15,25 +15,25 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::ThreadId;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 
 use crate::clock::Instant;
-use crate::config::{LeaseTerms, OnRenew};
+use crate::config::LeaseTerms;
 use crate::holder_id::HolderId;
-use crate::kernel::context::Context;
-use crate::kernel::effects::{Discard, Effects, Told};
-use crate::kernel::holder::{Facts, Holder, HoldingEnd, Taker};
-use crate::kernel::holdings::Grant;
-use crate::kernel::lease::{
-    HandoffRun, LeaseState, LeaseStatus, NoHandoff, Operation, OperationCell,
-};
-use crate::kernel::part::PartOfLease;
-use crate::kernel::schedule::Scheduled;
+use crate::kernel::effects::{Discard, Effects, MayOwnClosure, Told};
+use crate::kernel::holder::{Facts, Holder, Taker};
+use crate::kernel::operation::{Operation, OperationCell};
+use crate::kernel::part::{Part, PartOfLease, Whole};
+use crate::lease::handoff::{HandoffRun, NoHandoff};
+use crate::lease::state::LeaseState;
+use crate::lease::status::LeaseStatus;
 use crate::lost::Lost;
 use crate::mutant::{Mutant, is_on};
+use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::Primitive;
 use crate::replicas::Replicas;
 use crate::sync::Mutex;
@@ -86,6 +86,41 @@ pub(super) struct Extras {
     pub(super) release: Option<Arc<OperationCell>>,
 }
 
+/// What Redis has granted.
+pub(super) struct Grant<'a> {
+    pub(super) id: HolderId,
+    pub(super) tokens: TokenBlock,
+    pub(super) lease: LeaseState,
+    pub(super) terms: LeaseTerms,
+    /// It was granted to a place in the queue.
+    pub(super) in_queue: bool,
+    pub(super) part: Option<Part>,
+    /// The call that takes it at once, if its thread reads the reply.
+    pub(super) taker: Option<Taker<'a>>,
+}
+
+/// The operations of a lease that are not sent any more.
+pub(super) type Dropped = Option<VecDeque<Operation>>;
+
+/// The status before a release, and the operations that it ends.
+type Begun = (LeaseStatus, Dropped);
+
+/// How a holding ends.
+pub(super) enum HoldingEnd {
+    /// The lease lingers for this long, without this holder.
+    Lingers(Duration, Holder),
+    /// Its release has begun; the cell if the engine sends it.
+    Releases(Option<Arc<OperationCell>>),
+    /// It was lost, and leaves its entry.
+    Lost(Lost),
+    /// It has ended before, or has another holder.
+    Over,
+}
+
+/// When a lease is in the schedule; `NEVER` if it is not. Changed under the lock of the schedule
+/// alone.
+pub(crate) struct Scheduled(AtomicU64);
+
 impl HeldLease {
     pub(super) fn new(lock: &Arc<dyn Primitive>, grant: Grant, serial: u64, now: Instant) -> Self {
         let token = grant.tokens.first;
@@ -125,35 +160,15 @@ impl HeldLease {
 
     /// Runs `act` on the state. If the lease is lost afterwards, tells the listeners, still under
     /// the lock: a stopped thread cannot delay that. The callback is an effect.
-    pub(super) fn with<T>(
-        self: &Arc<Self>,
-        fx: &mut Effects,
-        act: impl FnOnce(&mut Inner) -> T,
-    ) -> T {
+    pub(super) fn with<T>(&self, fx: &mut Effects, act: impl FnOnce(&mut Inner) -> T) -> T {
         let mut inner = self.inner.lock();
         let result = act(&mut inner);
         self.tell(&mut inner, fx);
         result
     }
 
-    /// Runs `act` on the state as [`with`](Self::with) does, and schedules what the lease needs
-    /// next, under the same lock: two threads cannot do so in the wrong order.
-    pub(super) fn change<T>(
-        self: &Arc<Self>,
-        cx: &mut Context<'_>,
-        act: impl FnOnce(&mut Inner) -> T,
-    ) -> T {
-        let mut inner = self.inner.lock();
-        let result = act(&mut inner);
-        self.tell(&mut inner, cx.fx);
-        let due = inner.due(cx.now, cx.kernel.limits.command_timeout);
-        let _right = (!is_on(Mutant::LeaseIsScheduledLate)).then_some(inner);
-        cx.put_lease(self, due);
-        result
-    }
-
     /// Tells a loss that was just found.
-    fn tell(self: &Arc<Self>, inner: &mut Inner, fx: &mut Effects) {
+    pub(super) fn tell(&self, inner: &mut Inner, fx: &mut Effects) {
         if let Some(lost) = inner.lease.lost() {
             if let Some(extras) = &mut inner.extras {
                 for listener in extras.listeners.drain(..) {
@@ -166,15 +181,18 @@ impl HeldLease {
                 }
             }
             if std::mem::take(&mut inner.lingers) {
-                fx.lingering_lost.push((Arc::clone(self), lost));
+                let lock = Arc::clone(&self.lock);
+                fx.lingering_lost.push((lock, self.id.clone(), lost));
             }
             let is_told = inner.since.is_some() && inner.part.is_none();
             if is_told && !std::mem::replace(&mut inner.announced, true) {
                 fx.lost.push(Told {
-                    lease: Arc::clone(self),
+                    lock: Arc::clone(&self.lock),
                     whole: None,
-                    lost,
+                    id: self.id.clone(),
                     token: inner.token,
+                    lost,
+                    ttl_ms: inner.lease.ttl.as_millis() as u64,
                     trace_id: inner.holder.trace_id().cloned(),
                     on_lost: inner.holder.on_lost().cloned(),
                 });
@@ -187,7 +205,7 @@ impl HeldLease {
 
     /// Returns the status at `now` for the holder of `token`; an earlier holder has released it.
     pub(super) fn status_for(
-        self: &Arc<Self>,
+        &self,
         token: FencingToken,
         now: Instant,
         fx: &mut Effects,
@@ -217,7 +235,7 @@ impl HeldLease {
         self.inner.lock().lease.distrust(ahead, now)
     }
 
-    pub(crate) fn status(self: &Arc<Self>, now: Instant, fx: &mut Effects) -> LeaseStatus {
+    pub(crate) fn status(&self, now: Instant, fx: &mut Effects) -> LeaseStatus {
         self.with(fx, |inner| inner.lease.status(now))
     }
 
@@ -250,21 +268,8 @@ impl HeldLease {
         self.inner.lock().since
     }
 
-    pub(crate) fn trace_id(&self) -> Option<Arc<str>> {
-        self.inner.lock().holder.trace_id().cloned()
-    }
-
-    pub(crate) fn on_renew(&self) -> Option<Arc<OnRenew>> {
-        self.inner.lock().holder.on_renew().cloned()
-    }
-
     pub(super) fn thread(&self) -> Option<ThreadId> {
         self.inner.lock().holder.thread
-    }
-
-    /// Returns whether the lease may own a user's closure.
-    pub(crate) fn has_callbacks(&self) -> bool {
-        self.inner.lock().holder.has_callbacks()
     }
 
     /// Returns the facts that are recorded at the end of the holding.
@@ -321,7 +326,7 @@ impl HeldLease {
 
     /// Returns a channel that receives one message on loss.
     pub(crate) fn listen(
-        self: &Arc<Self>,
+        &self,
         token: FencingToken,
         now: Instant,
         fx: &mut Effects,
@@ -335,54 +340,10 @@ impl HeldLease {
         receiver
     }
 
-    /// Ends a lease that Redis has given to somebody else, and that leaves its entry.
-    pub(super) fn evict(self: &Arc<Self>, cx: &mut Context<'_>) {
-        let now = cx.now;
-        self.change(cx, |inner| {
-            if !is_on(Mutant::EvictedIsNotLost) {
-                inner.lease.lose(Lost::Taken, now);
-            }
-            inner.has_left = true;
-        });
-    }
-
-    /// Ends the lease as lost, unless it has ended or is being released.
-    pub(super) fn lose(self: &Arc<Self>, lost: Lost, cx: &mut Context<'_>) {
-        let now = cx.now;
-        self.change(cx, |inner| inner.lease.lose(lost, now));
-    }
-
-    /// Records that a release of the lock was announced: a renewal checks the lease at once.
-    pub(super) fn suspect(self: &Arc<Self>, cx: &mut Context<'_>) {
-        let now = cx.now;
-        self.change(cx, |inner| inner.lease.suspect(now));
-    }
-
-    /// Takes the lease that was granted or handed off under `token`. Returns false if it is lost,
-    /// or if somebody else has released it.
-    pub(super) fn take(
-        self: &Arc<Self>,
-        token: FencingToken,
-        taker: Taker<'_>,
-        cx: &mut Context<'_>,
-    ) -> bool {
-        let now = cx.now;
-        self.change(cx, |inner| {
-            if inner.token != token
-                || inner.since.is_some()
-                || !matches!(inner.lease.status(now), LeaseStatus::Held(_))
-            {
-                return false;
-            }
-            inner.begin_holding(taker, now);
-            true
-        })
-    }
-
     /// Passes the lease from the holder of `token` to a call that wants it on `terms`; returns the
     /// token of the next holder.
     pub(crate) fn pass_to(
-        self: &Arc<Self>,
+        &self,
         token: FencingToken,
         terms: &LeaseTerms,
         has_renewed: bool,
@@ -414,65 +375,70 @@ impl HeldLease {
         Ok(next)
     }
 
-    /// Ends the lease of the holder of `token` without a release, and returns the status before it;
-    /// `None` if this holder has ended it before. It leaves its entry.
-    pub(super) fn end_unreleased(
-        self: &Arc<Self>,
-        token: FencingToken,
-        cx: &mut Context<'_>,
-    ) -> Option<LeaseStatus> {
-        let now = cx.now;
-        let (status, operations) = self.change(cx, |inner| {
-            let began = inner.begin_release(token, now)?;
-            inner.end_release(None);
-            Some(began)
-        })?;
-        cx.drop_operations(operations);
-        Some(status)
-    }
-
-    /// Ends the holding of `token`: the lease lingers if it `may_linger`, and its release begins
-    /// otherwise. If the engine is to send that, the holder waits in the cell for its end.
-    pub(super) fn end_holding(
-        self: &Arc<Self>,
-        token: FencingToken,
-        may_linger: bool,
-        cx: &mut Context<'_>,
-    ) -> HoldingEnd {
-        let (now, by_engine) = (cx.now, cx.kernel.limits.engine_sends);
-        let (end, operations) = self.change(cx, |inner| {
-            let lingers = || inner.begin_linger(&self.run, token, now);
-            if let Some((lasts, before)) = may_linger.then(lingers).flatten() {
-                return (HoldingEnd::Lingers(lasts, before), None);
-            }
-            let Some((status, operations)) = inner.begin_release(token, now) else {
-                return (HoldingEnd::Over, None);
-            };
-            let end = match status {
-                LeaseStatus::Released => HoldingEnd::Over,
-                LeaseStatus::Lost(lost) => HoldingEnd::Lost(lost),
-                _ if by_engine => {
-                    let cell = OperationCell::new();
-                    inner.extras().release = Some(Arc::clone(&cell));
-                    HoldingEnd::Releases(Some(cell))
-                }
-                _ => HoldingEnd::Releases(None),
-            };
-            (end, operations)
-        });
-        cx.drop_operations(operations);
-        end
-    }
-
     /// Returns the release that the engine must begin.
     pub(super) fn take_release(&self) -> Option<Arc<OperationCell>> {
         self.inner.lock().extras.as_mut()?.release.take()
     }
 
-    /// Ends the release: the lease leaves its entry. Returns false if it has ended before, or was
-    /// lost.
-    pub(super) fn end_release(self: &Arc<Self>, lost: Option<Lost>, cx: &mut Context<'_>) -> bool {
-        self.change(cx, |inner| inner.end_release(lost))
+    /// Returns the listener of the lease, and its number there.
+    #[cfg(sim)]
+    pub(crate) fn part_of(&self) -> Option<Part> {
+        let inner = self.inner.lock();
+        inner.part.as_ref().map(|it| it.part().clone())
+    }
+
+    /// Returns how the whole is that the lease is a part of.
+    pub(super) fn whole(&self, now: Instant, fx: &mut Effects) -> Whole {
+        let listener = {
+            let mut inner = self.inner.lock();
+            let (is_open, is_taken) = (inner.lease.is_open(), inner.since.is_some());
+            let Some(part) = inner.part.as_mut().filter(|_| is_open) else {
+                return Whole::GoesOn;
+            };
+            if !is_taken && part.is_untaken(now) {
+                return Whole::IsOver;
+            }
+            part.ask(now)
+        };
+        let Some(listener) = listener else {
+            return Whole::IsOver;
+        };
+        let whole = listener.whole(now, fx);
+        fx.discard(listener);
+        if is_on(Mutant::OverIsRenewed) {
+            return Whole::GoesOn;
+        }
+        whole
+    }
+
+    /// The lease is renewed each `every` from its next confirmation on.
+    pub(super) fn renew_every(&self, every: Option<Duration>) {
+        self.inner.lock().lease.renew_every(every);
+    }
+
+    /// The lease is renewed no more.
+    pub(super) fn end_renewals(&self) {
+        self.inner.lock().lease.end_renewals();
+    }
+}
+
+impl MayOwnClosure for HeldLease {
+    fn has_callbacks(&self) -> bool {
+        self.inner.lock().holder.has_callbacks()
+    }
+}
+
+impl Scheduled {
+    pub(super) fn not_yet() -> Self {
+        Self(AtomicU64::new(Instant::NEVER.as_nanos()))
+    }
+
+    pub(super) fn get(&self) -> Instant {
+        Instant::from_nanos(self.0.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn set(&self, at: Instant) {
+        self.0.store(at.as_nanos(), Ordering::Relaxed);
     }
 }
 
@@ -497,6 +463,27 @@ impl Inner {
         }
     }
 
+    /// Redis has given the lease to somebody else, and it leaves its entry.
+    pub(super) fn evict(&mut self, now: Instant) {
+        if !is_on(Mutant::EvictedIsNotLost) {
+            self.lease.lose(Lost::Taken, now);
+        }
+        self.has_left = true;
+    }
+
+    /// Takes the lease that was granted or handed off under `token`. Returns false if it is lost,
+    /// or if somebody else has released it.
+    pub(super) fn take(&mut self, token: FencingToken, taker: Taker<'_>, now: Instant) -> bool {
+        if self.token != token
+            || self.since.is_some()
+            || !matches!(self.lease.status(now), LeaseStatus::Held(_))
+        {
+            return false;
+        }
+        self.begin_holding(taker, now);
+        true
+    }
+
     /// A holding begins.
     pub(super) fn begin_holding(&mut self, taker: Taker<'_>, now: Instant) {
         self.lease.hand_off(now, taker.max_hold);
@@ -505,13 +492,47 @@ impl Inner {
         self.holder = taker.holder.clone();
     }
 
+    /// Ends the lease of the holder of `token` without a release: returns the status before it, and
+    /// the operations that are not sent any more. `None` if this holder has ended it before. It
+    /// leaves its entry.
+    pub(super) fn end_unreleased(&mut self, token: FencingToken, now: Instant) -> Option<Begun> {
+        let began = self.begin_release(token, now)?;
+        self.end_release(None);
+        Some(began)
+    }
+
+    /// Ends the holding of `token`: the lease lingers if it `may_linger`, and its release begins
+    /// otherwise. If the engine is to send that, the holder waits in the cell for its end.
+    pub(super) fn end(
+        &mut self,
+        run: &HandoffRun,
+        (token, may_linger): (FencingToken, bool),
+        by_engine: bool,
+        now: Instant,
+    ) -> (HoldingEnd, Dropped) {
+        let lingers = || self.begin_linger(run, token, now);
+        if let Some((lasts, before)) = may_linger.then(lingers).flatten() {
+            return (HoldingEnd::Lingers(lasts, before), None);
+        }
+        let Some((status, operations)) = self.begin_release(token, now) else {
+            return (HoldingEnd::Over, None);
+        };
+        let end = match status {
+            LeaseStatus::Released => HoldingEnd::Over,
+            LeaseStatus::Lost(lost) => HoldingEnd::Lost(lost),
+            _ if by_engine => {
+                let cell = OperationCell::new();
+                self.extras().release = Some(Arc::clone(&cell));
+                HoldingEnd::Releases(Some(cell))
+            }
+            _ => HoldingEnd::Releases(None),
+        };
+        (end, operations)
+    }
+
     /// Begins the release by the holder of `token`: returns the status before it, and the
     /// operations that are not sent any more. `None` if this holder has released it before.
-    fn begin_release(
-        &mut self,
-        token: FencingToken,
-        now: Instant,
-    ) -> Option<(LeaseStatus, Option<VecDeque<Operation>>)> {
+    fn begin_release(&mut self, token: FencingToken, now: Instant) -> Option<Begun> {
         if self.token != token || std::mem::replace(&mut self.released_by_holder, true) {
             return None;
         }
@@ -531,7 +552,7 @@ impl Inner {
     }
 
     /// Ends the release that has begun: the lease leaves its entry. Returns false if none had.
-    fn end_release(&mut self, lost: Option<Lost>) -> bool {
+    pub(super) fn end_release(&mut self, lost: Option<Lost>) -> bool {
         self.has_left = true;
         if self.releasing_since.take().is_none() {
             return false;

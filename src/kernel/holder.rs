@@ -1,4 +1,4 @@
-//! The holders of a lease, one after another: what each brings to it, and how its holding ends.
+//! The holders of a lease, one after another: what each brings to it.
 
 use std::sync::Arc;
 use std::thread::ThreadId;
@@ -6,8 +6,6 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::config::{OnLost, OnRenew};
-use crate::kernel::lease::OperationCell;
-use crate::lost::Lost;
 
 /// The holder that takes a lease, and for how long it may hold it.
 #[derive(Clone, Copy)]
@@ -23,18 +21,6 @@ pub(crate) struct Facts {
     pub(crate) trace_id: Option<Arc<str>>,
     /// The ttl that renewals set.
     pub(crate) ttl_ms: u64,
-}
-
-/// How a holding ends.
-pub(super) enum HoldingEnd {
-    /// The lease lingers for this long, without this holder.
-    Lingers(Duration, Holder),
-    /// Its release has begun; the cell if the engine sends it.
-    Releases(Option<Arc<OperationCell>>),
-    /// It was lost, and leaves its entry.
-    Lost(Lost),
-    /// It has ended before, or has another holder.
-    Over,
 }
 
 /// The settings that a holder brings to a lease: they are installed when its thread takes that.

@@ -3,38 +3,21 @@
 use std::sync::Arc;
 
 use crate::clock::Instant;
-use crate::config::LeaseTerms;
 use crate::holder_id::HolderId;
 use crate::kernel::context::Context;
-use crate::kernel::effects::Discard;
 use crate::kernel::entry::{Held, LockEntry};
-use crate::kernel::held::HeldLease;
-use crate::kernel::holder::Taker;
-use crate::kernel::lease::{LeaseState, LeaseStatus, NoHandoff};
-use crate::kernel::part::Part;
+use crate::kernel::failure::Failure;
+use crate::kernel::held::{Grant, HeldLease};
 use crate::kernel::request::{Request, RequestNo, RequestState, Serves};
 use crate::kernel::requests::Receiver;
 use crate::kernel::undo::{Counts, Proof};
-use crate::kernel::unlock::named;
-use crate::kernel::waiter::{Failure, Outcome, WaiterNo};
+use crate::kernel::waiter::{Outcome, WaiterNo};
+use crate::lease::handoff::NoHandoff;
+use crate::lease::status::LeaseStatus;
 use crate::lost::Lost;
 use crate::mutant::{Mutant, is_on};
-use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::Primitive;
 use crate::token::FencingToken;
-
-/// What Redis has granted.
-pub(super) struct Grant<'a> {
-    pub(super) id: HolderId,
-    pub(super) tokens: TokenBlock,
-    pub(super) lease: LeaseState,
-    pub(super) terms: LeaseTerms,
-    /// It was granted to a place in the queue.
-    pub(super) in_queue: bool,
-    pub(super) part: Option<Part>,
-    /// The call that takes it at once, if its thread reads the reply.
-    pub(super) taker: Option<Taker<'a>>,
-}
 
 impl LockEntry {
     /// Adds the release of what a request may have taken under `id`.
@@ -62,13 +45,13 @@ impl LockEntry {
         mut grant: Grant<'_>,
         cx: &mut Context<'_>,
     ) -> Arc<HeldLease> {
-        cx.kernel.table.forget_id(&grant.id);
+        cx.shared.forget_id(&grant.id);
         // The machine may have stood still since the command was sent.
-        let ahead = cx.kernel.wall_clock.noticed(grant.lease.confirmed_at());
+        let ahead = cx.shared.wall_clock.noticed(grant.lease.confirmed_at());
         if !ahead.is_zero() {
             grant.lease.distrust(ahead, cx.now);
         }
-        let serial = cx.kernel.next_serial();
+        let serial = cx.shared.next_serial();
         let lease = Arc::new(HeldLease::new(lock, grant, serial, cx.now));
         let is_shared = lock.is_shared();
         self.evict(is_shared, cx);
@@ -78,8 +61,8 @@ impl LockEntry {
         });
         self.last.silent_since = None;
         #[cfg(sim)]
-        cx.fx.began.push((Arc::clone(&lease), lease.run.first()));
-        lease.rearm(cx);
+        cx.fx.began.push((lease.clone(), lease.run.first()));
+        cx.rearm(&lease);
         if !is_on(Mutant::EvictionMakesNobodyAsk) {
             // The line may have waited for the end of an evicted lease.
             self.serve(cx.now, cx);
@@ -96,8 +79,8 @@ impl LockEntry {
             (self.held.len() >= self.capacity).then_some(0)
         } {
             let lease = self.remove_held(n);
-            lease.evict(cx);
-            cx.fx.discard.push(Discard::Lease(lease));
+            cx.change(&lease, |it, now| it.evict(now));
+            cx.fx.discard(lease);
         }
     }
 
@@ -130,7 +113,7 @@ impl LockEntry {
         has_renewed: bool,
         cx: &mut Context<'_>,
     ) -> Result<(), NoHandoff> {
-        let Some(front) = self.waiters.front().filter(|_| !cx.kernel.is_closed()) else {
+        let Some(front) = self.waiters.front().filter(|_| !cx.shared.is_closed()) else {
             return Err(NoHandoff::Release);
         };
         if front.terms.handoffs == 0 || !self.holds(&lease.id) {
@@ -139,7 +122,7 @@ impl LockEntry {
         let (no, terms) = (front.no, front.terms);
         let next = lease.pass_to(token, &terms, has_renewed, cx.now, cx.fx)?;
         #[cfg(sim)]
-        cx.fx.began.push((Arc::clone(lease), next));
+        cx.fx.began.push((lease.clone(), next));
         cx.fx.wakes += 1;
         self.waiters.change(no, |waiter| waiter.note_waited());
         let lease = Arc::clone(lease);
@@ -153,7 +136,7 @@ impl LockEntry {
     pub(super) fn lost(&mut self, lease: &Arc<HeldLease>, cx: &mut Context<'_>) -> bool {
         let was_here = self.ended(lease, cx.now, cx);
         if was_here {
-            lease.leave(cx);
+            cx.change(lease, |it, _| it.has_left = true);
         }
         was_here
     }
@@ -216,13 +199,13 @@ impl LockEntry {
     ) {
         // Nobody holds one that lingers.
         let was_held = lease.since().is_some();
-        let Some(status) = lease.end_unreleased(token, cx) else {
+        let Some(status) = cx.end_unreleased(lease, token) else {
             return;
         };
         self.ended(lease, cx.now, cx);
         if was_held && matches!(status, LeaseStatus::Held(_)) && self.is_asked_for() {
             // A call whose deadline comes now has waited for this lease.
-            self.last.held_until(cx.now, Arc::new(named(lease)));
+            self.last.held_until(cx.now, Arc::new(lease.named()));
         }
         if status != LeaseStatus::Lost(Lost::ShutDown) {
             self.release_later(lease, Counts::Lease, cx);
@@ -264,11 +247,11 @@ impl LockEntry {
         }
         for held in self.held.take() {
             let lease = held.lease;
-            lease.lose(Lost::ShutDown, cx);
+            cx.change(&lease, |it, now| it.lease.lose(Lost::ShutDown, now));
             if lease.status(cx.now, cx.fx) == LeaseStatus::Lost(Lost::ShutDown) {
                 self.release_later(&lease, Counts::AtShutdown, cx);
             }
-            cx.fx.discard.push(Discard::Lease(lease));
+            cx.fx.discard(lease);
         }
     }
 }

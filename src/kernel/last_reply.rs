@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::error::{Cause, Error};
+use crate::kernel::failure::{Failure, Refused};
 use crate::kernel::fault::{Fault, OpenCircuit};
-use crate::kernel::waiter::{Failure, Refused};
 use crate::mutant::{Mutant, is_on};
 use crate::protocol::refusal::RefusedName;
 

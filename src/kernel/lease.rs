@@ -8,61 +8,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::kernel::answers::unexpected;
 use crate::kernel::command::{Command, What};
-use crate::kernel::context::Context;
 use crate::kernel::effects::{Confirmed, Effects, Renewal};
-use crate::kernel::fault::Fault;
+use crate::kernel::failure::Failure;
+use crate::kernel::fault::{Fault, unexpected};
 use crate::kernel::held::{HeldLease, Inner};
-use crate::kernel::part::renewed;
-use crate::kernel::waiter::Failure;
-pub(crate) use crate::lease::handoff::{HandoffRun, NoHandoff};
-pub(crate) use crate::lease::state::{BeforeSetTtl, LeaseState};
-pub(crate) use crate::lease::status::{Due, LeaseStatus, RENEWAL_WINDOW, RenewalRequest};
+use crate::kernel::operation::{Operation, OperationCell, Wanted};
+use crate::lease::state::BeforeSetTtl;
+use crate::lease::status::{Due, LeaseStatus, RenewalRequest};
 use crate::lost::Lost;
 use crate::mutant::{Mutant, is_on};
-use crate::parker::Parker;
 use crate::protocol::answer::{Answer, KeyState};
-use crate::protocol::primitive::Primitive;
-use crate::sync::Mutex;
+use crate::protocol::refusal::RefusedName;
 use crate::token::FencingToken;
 
 /// How much later than its caller the engine ends a caller's command: the caller's own timeout
 /// usually comes first.
 pub(super) const GRACE: Duration = Duration::from_millis(50);
-
-/// A command that the holder of a lease wants, and waits for.
-#[derive(Debug)]
-pub(crate) struct Operation {
-    pub(crate) what: Wanted,
-    pub(crate) cell: Arc<OperationCell>,
-}
-
-#[derive(Clone, Debug)]
-pub(crate) enum Wanted {
-    /// Renews the lease for its whole ttl.
-    Renew,
-    SetTtl(Duration),
-    /// Makes a writer a reader; contains the readers' side of the lock.
-    Downgrade(Arc<dyn Primitive>),
-}
-
-/// Where the result of an operation is put.
-#[derive(Debug)]
-pub(crate) struct OperationCell {
-    /// The result: `Ok` if Redis has confirmed the lease.
-    pub(crate) result: Mutex<Option<Result<(), Failure>>>,
-    pub(crate) parker: Parker,
-}
-
-impl OperationCell {
-    pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self {
-            result: Mutex::new(None),
-            parker: Parker::new(),
-        })
-    }
-}
 
 /// The command of a lease that is in flight: there is at most one.
 #[derive(Debug)]
@@ -101,26 +63,23 @@ impl LeaseWork {
 }
 
 impl HeldLease {
-    /// Adds an operation of the holder of `token`. Returns false if it holds the lease no more.
-    pub(super) fn want(
-        self: &Arc<Self>,
-        token: FencingToken,
-        operation: Operation,
-        cx: &mut Context<'_>,
-    ) -> bool {
-        let now = cx.now;
-        self.change(cx, |inner| {
-            let is_held = matches!(inner.lease.status(now), LeaseStatus::Held(_));
-            if inner.token != token || inner.released_by_holder || !is_held {
-                return false;
-            }
-            if let Wanted::Downgrade(reader) = &operation.what {
-                // From before the command is sent: if no reply arrives, it may run later.
-                inner.extras().reader = Some(Arc::clone(reader));
-            }
-            inner.extras().operations.push_back(operation);
-            true
-        })
+    /// Returns the command that releases the lease.
+    pub(super) fn release_command(&self) -> Command {
+        let what = What::Leave {
+            id: self.id.clone(),
+            may_be_plain: self.run.is_granted_in_queue(),
+        };
+        Command::new(&self.lock, what)
+    }
+
+    /// Returns what a reply would have said about the lease.
+    pub(super) fn named(&self) -> RefusedName {
+        RefusedName {
+            name: 0,
+            holder: self.id.as_str().into(),
+            remaining: Some(Duration::ZERO),
+            detail: None,
+        }
     }
 
     /// Takes back an operation whose holder waits no longer, unless its command was sent.
@@ -196,7 +155,9 @@ impl HeldLease {
                     let from_reply = is_on(Mutant::RenewalCountsFromReply);
                     let sent = if from_reply { now } else { sent };
                     lease.confirmed(sent, now, request);
-                    renewed(&mut inner.part, request, sent.until(now));
+                    if let Some(part) = &mut inner.part {
+                        part.renewed(request, sent.until(now));
+                    }
                 }
                 (WorkKind::Renewal(_), _) => lease.unconfirmed(now),
                 (WorkKind::SetTtl(ttl, _), Some(KeyState::Ours)) => {
@@ -239,8 +200,7 @@ impl HeldLease {
             (None, Ok(_)) => Some(Err(Fault::Unknown(unexpected()))),
         };
         if let Some(end) = outcome.filter(|_| counts) {
-            let lease = Arc::clone(self);
-            fx.renewed.push(Renewal { lease, end });
+            fx.renewed.push(self.renewal(end));
         }
         if let Some(cell) = &work.cell {
             fx.operation_ended(cell, result(found, end));
@@ -259,18 +219,36 @@ impl HeldLease {
         since.is_some_and(|since| now >= since.after(command_timeout).after(GRACE))
     }
 
-    /// The lease has left its entry: the engine looks for its loss no more.
-    pub(super) fn leave(self: &Arc<Self>, cx: &mut Context<'_>) {
-        self.change(cx, |inner| inner.has_left = true);
-    }
-
-    /// Schedules what the lease needs next, and tells a loss.
-    pub(super) fn rearm(self: &Arc<Self>, cx: &mut Context<'_>) {
-        self.change(cx, |_| ());
+    /// Returns the end of a renewal, to be reported.
+    fn renewal(&self, end: Result<Confirmed, Fault>) -> Renewal {
+        let inner = self.inner.lock();
+        Renewal {
+            lock: Arc::clone(&self.lock),
+            id: self.id.clone(),
+            token: inner.token,
+            ttl_ms: inner.lease.ttl.as_millis() as u64,
+            trace_id: inner.holder.trace_id().cloned(),
+            on_renew: inner.holder.on_renew().cloned(),
+            end,
+        }
     }
 }
 
 impl Inner {
+    /// Adds an operation of the holder of `token`. Returns false if it holds the lease no more.
+    pub(super) fn want(&mut self, token: FencingToken, operation: Operation, now: Instant) -> bool {
+        let is_held = matches!(self.lease.status(now), LeaseStatus::Held(_));
+        if self.token != token || self.released_by_holder || !is_held {
+            return false;
+        }
+        if let Wanted::Downgrade(reader) = &operation.what {
+            // From before the command is sent: if no reply arrives, it may run later.
+            self.extras().reader = Some(Arc::clone(reader));
+        }
+        self.extras().operations.push_back(operation);
+        true
+    }
+
     /// Returns when the engine must look at the lease, and until when it may sleep if it sleeps.
     /// `None` if never again.
     pub(super) fn due(&self, now: Instant, command_timeout: Duration) -> Option<[Instant; 2]> {

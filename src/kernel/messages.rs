@@ -9,9 +9,9 @@ use crate::kernel::Kernel;
 use crate::kernel::context::Context;
 use crate::kernel::effects::Effects;
 use crate::kernel::entry::LockEntry;
+use crate::kernel::failure::Failure;
 use crate::kernel::request::{Request, RequestNo, RequestState, Serves};
 use crate::kernel::steps::decided;
-use crate::kernel::waiter::Failure;
 use crate::mutant::{Mutant, is_on};
 use crate::name::Name;
 use crate::protocol::place::{Next, TokenBlock, read_grant, read_next, read_refresh};
@@ -34,11 +34,10 @@ impl Kernel {
         if let Some((id, tokens)) = read_grant(payload) {
             self.granted(&id, tokens, now, fx);
         } else if let Some(id) = read_refresh(payload)
-            && let Some((name, _)) = self.table.request_of(&id)
+            && let Some((name, _)) = self.shared.request_of(&id)
         {
             // A wake-up like a release.
-            self.at(now, fx)
-                .with_existing(&name, |entry, cx| entry.look(cx.now, cx));
+            self.with_existing(&name, now, fx, |entry, cx| entry.look(cx.now, cx));
         }
     }
 
@@ -50,27 +49,26 @@ impl Kernel {
         now: Instant,
         fx: &mut Effects,
     ) {
-        if let Some((name, no)) = self.table.request_of(id) {
-            self.at(now, fx).with_existing(&name, |entry, cx| {
+        if let Some((name, no)) = self.shared.request_of(id) {
+            self.with_existing(&name, now, fx, |entry, cx| {
                 entry.granted_by_message(no, id, tokens, cx);
             });
             return;
         }
         // Nobody here wants it any more: its release is due now.
-        self.at(now, fx).with_pending(|pending, _| pending.seen(id));
+        self.with_pending(now, fx, |pending| pending.seen(id));
     }
 
     /// A message on the release channel of a name.
     pub(crate) fn announced(&self, name: &Name, payload: &[u8], now: Instant, fx: &mut Effects) {
         decided(1);
-        self.at(now, fx)
-            .with_existing(name, |entry, cx| entry.announced(payload, cx));
+        self.with_existing(name, now, fx, |entry, cx| entry.announced(payload, cx));
     }
 
     /// A release of the lease with this id was announced, or its key is missing somewhere. If this
     /// client has it, it is checked at once. Returns whether that is so.
     pub(crate) fn doubt(&self, name: &Name, id: &[u8], now: Instant, fx: &mut Effects) -> bool {
-        let doubted = (self.at(now, fx)).with_existing(name, |entry, cx| entry.doubt(id, cx));
+        let doubted = self.with_existing(name, now, fx, |entry, cx| entry.doubt(id, cx));
         doubted == Some(true)
     }
 
@@ -82,7 +80,7 @@ impl Kernel {
         now: Instant,
         fx: &mut Effects,
     ) {
-        self.at(now, fx).with_existing(name, |entry, cx| {
+        self.with_existing(name, now, fx, |entry, cx| {
             entry.is_listening = true;
             let has_missed = entry.requests.has_missed(since);
             if has_missed && !is_on(Mutant::ListeningRefreshesNothing) {
@@ -104,8 +102,7 @@ impl Kernel {
         fx: &mut Effects,
     ) {
         for name in names {
-            self.at(now, fx)
-                .with_existing(name, |entry, _| entry.is_listening = false);
+            self.with_existing(name, now, fx, |entry, _| entry.is_listening = false);
         }
     }
 
@@ -117,11 +114,10 @@ impl Kernel {
         now: Instant,
         fx: &mut Effects,
     ) {
-        let cx = &mut self.at(now, fx);
-        cx.for_each(|entry, cx| {
+        self.for_each(now, fx, |entry, cx| {
             for held in entry.held.iter() {
                 if is_moved(&*held.lease.lock) {
-                    held.lease.suspect(cx);
+                    cx.change(&held.lease, |it, now| it.lease.suspect(now));
                 }
             }
             if entry.requests.walk().any(|it| is_moved(&*it.lock)) {
@@ -136,7 +132,7 @@ impl Kernel {
             }
         });
         if !is_on(Mutant::RecentReleasesAreForgotten) {
-            cx.with_pending(|pending, _| pending.repeat_recent(is_moved, now));
+            self.with_pending(now, fx, |pending| pending.repeat_recent(is_moved, now));
         }
     }
 }
@@ -145,10 +141,13 @@ impl Kernel {
 impl Kernel {
     /// All parked calls read the clock: the machine was suspended, which their sleeps do not count.
     pub(crate) fn wake_parked(&self, now: Instant, fx: &mut Effects) {
-        self.at(now, fx).for_each(|entry, cx| {
+        self.for_each(now, fx, |entry, cx| {
             let waiting = entry.waiters.walk().map(|waiter| &waiter.cell);
             let waiting = waiting.chain(entry.watches().iter().map(|watch| &watch.cell));
-            waiting.for_each(|cell| cx.fx.wake.push(Arc::clone(cell)));
+            for cell in waiting {
+                let cell = Arc::clone(cell);
+                cx.fx.wake.push(cell);
+            }
         });
     }
 }
@@ -157,7 +156,7 @@ impl Kernel {
 impl Kernel {
     /// All parked calls try again.
     pub(crate) fn wake_all(&self, now: Instant, fx: &mut Effects) {
-        self.at(now, fx).for_each(|entry, cx| {
+        self.for_each(now, fx, |entry, cx| {
             for no in entry.waiters.numbers() {
                 entry.waiters.change(no, |waiter| waiter.retry_at = now);
             }
@@ -172,10 +171,10 @@ impl Kernel {
 
     /// Checks the lease with this holder id.
     pub(crate) fn suspect(&self, holder: &[u8], now: Instant, fx: &mut Effects) {
-        self.at(now, fx).for_each(|entry, cx| {
+        self.for_each(now, fx, |entry, cx| {
             for held in entry.held.iter() {
                 if held.lease.id.as_str().as_bytes() == holder {
-                    held.lease.suspect(cx);
+                    cx.change(&held.lease, |it, now| it.lease.suspect(now));
                 }
             }
         });
@@ -218,8 +217,8 @@ impl LockEntry {
 
     /// Returns whether a command of this client had this id, which became no lease.
     fn is_own_attempt(&self, id: &[u8], cx: &Context<'_>) -> bool {
-        cx.kernel.own_id(id).is_some_and(|id| {
-            cx.kernel.table.request_of(&id).is_some() || cx.kernel.pending.lock().has_had(&id)
+        cx.shared.own_id(id).is_some_and(|id| {
+            cx.shared.request_of(&id).is_some() || cx.shared.pending.lock().has_had(&id)
         })
     }
 
@@ -231,7 +230,7 @@ impl LockEntry {
         let Some(lease) = found.filter(|lease| lease.is_open()) else {
             return false;
         };
-        lease.suspect(cx);
+        cx.change(lease, |it, now| it.lease.suspect(now));
         true
     }
 
@@ -274,7 +273,7 @@ impl LockEntry {
         let others = OTHERS_AFTER + within.mul_f64(random::chance());
         let first = next.first.as_ref();
         let first = first.filter(|_| !is_on(Mutant::NamedPlaceAsksLater));
-        let first = first.and_then(|id| cx.kernel.table.request_of(id));
+        let first = first.and_then(|id| cx.shared.request_of(id));
         let first = first.map(|(_, no)| no);
         if let Some(n) = first.and_then(|no| self.requests.existing(no)) {
             self.wake(n, cx.now.after(FREE_FOR), cx);

@@ -25,6 +25,7 @@ pub(crate) mod effects;
 pub(crate) mod ended;
 pub(crate) mod engine;
 pub(crate) mod entry;
+pub(crate) mod failure;
 pub(crate) mod fault;
 pub(crate) mod few;
 pub(crate) mod groups;
@@ -36,9 +37,12 @@ pub(crate) mod last_reply;
 pub(crate) mod lease;
 pub(crate) mod linger;
 pub(crate) mod messages;
+pub(crate) mod operation;
 pub(crate) mod part;
+pub(crate) mod parts;
 pub(crate) mod pending;
 pub(crate) mod places;
+pub(crate) mod purpose;
 pub(crate) mod refusals;
 pub(crate) mod release_tries;
 pub(crate) mod renewals;
@@ -47,7 +51,6 @@ pub(crate) mod request_index;
 pub(crate) mod requests;
 pub(crate) mod schedule;
 pub(crate) mod steps;
-pub(crate) mod table;
 pub(crate) mod undo;
 pub(crate) mod unlock;
 pub(crate) mod waiter;
@@ -56,128 +59,120 @@ pub(crate) mod wall;
 pub(crate) mod watch;
 
 use std::collections::HashSet;
+use std::hash::{BuildHasher, BuildHasherDefault};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
+pub(crate) use crate::kernel::context::Limits;
+use crate::kernel::context::{Context, Shared};
 use crate::kernel::effects::Effects;
 use crate::kernel::ended::Tally;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::held::HeldLease;
 use crate::kernel::pending::PendingReleases;
-use crate::kernel::schedule::Schedule;
-use crate::kernel::table::{LockTable, entry_name};
-use crate::kernel::wall::WallClock;
-use crate::name::Name;
+pub(crate) use crate::kernel::undo::RUNS_WITHIN;
+use crate::mutant::{Mutant, is_on};
+use crate::name::{Hashed, Name, NameTable};
 use crate::protocol::primitive::Primitive;
 use crate::sync::Mutex;
 
-/// A command without a reply runs within this time after its sender gave up, or never; longer if
-/// twice its ttl is longer.
-pub(crate) const RUNS_WITHIN: Duration = Duration::from_secs(5);
+/// The number of shards. A thread locks one of them at a time.
+const SHARDS: usize = 16;
 
-/// The settings of a client that the kernel needs.
-#[derive(Clone, Debug)]
-pub(crate) struct Limits {
-    pub(crate) command_timeout: Duration,
-    /// A call gives up if Redis has not answered for this long.
-    pub(crate) unreachable_for: Duration,
-    /// The longest pause of a call that waits without a queue in Redis.
-    pub(crate) backstop: Duration,
-    /// A replica may become the master: recent releases are then repeated.
-    pub(crate) may_fail_over: bool,
-    /// The server that answers has the only copy of the keys.
-    pub(crate) replies_are_final: bool,
-    /// The engine sends the commands of calls and the releases, not the program's threads.
-    pub(crate) engine_sends: bool,
-    /// The wall clock at [`Instant::START`], in µs: to notice if it runs ahead.
-    pub(crate) wall: u64,
-}
+/// Boxed: a table has room for many more entries than it has.
+type Shard = Mutex<NameTable<Box<LockEntry>>>;
 
-/// The shared state of a client.
+/// The state of a client: an entry for each name that it holds or waits for, and what they share.
 #[derive(Debug)]
 pub(crate) struct Kernel {
-    pub(crate) limits: Limits,
-    pub(crate) table: LockTable,
-    pub(crate) pending: Mutex<PendingReleases>,
-    pub(crate) schedule: Mutex<Schedule>,
-    /// The first part of the client's holder ids.
-    owner: Arc<str>,
-    /// The ids of the engine's acquiring commands that serve nobody any more.
-    left: Mutex<Vec<HolderId>>,
-    /// Set before the shards are walked; read under a shard's lock.
-    closed: AtomicBool,
-    /// Set when a lease lingers for the first time.
-    lingered: AtomicBool,
-    serial: AtomicU64,
-    wall_clock: WallClock,
+    pub(crate) shared: Shared,
+    shards: [Shard; SHARDS],
 }
 
+/// The entries.
 impl Kernel {
     pub(crate) fn new(limits: Limits, owner: &str) -> Self {
         Self {
-            table: LockTable::default(),
-            pending: Mutex::new(PendingReleases::new(
-                limits.may_fail_over.then_some(limits.command_timeout),
-            )),
-            schedule: Mutex::default(),
-            owner: owner.into(),
-            left: Mutex::default(),
-            closed: AtomicBool::new(false),
-            lingered: AtomicBool::new(false),
-            serial: AtomicU64::new(0),
-            wall_clock: WallClock::new(Duration::from_micros(limits.wall)),
-            limits,
+            shared: Shared::new(limits, owner),
+            shards: Default::default(),
         }
     }
 
-    fn note_lingered(&self) {
-        self.lingered.store(true, Ordering::Relaxed);
+    pub(crate) fn shard(&self, name: &Name) -> &Shard {
+        let hash = BuildHasherDefault::<Hashed>::default().hash_one(name);
+        &self.shards[hash as usize % SHARDS]
     }
 
-    /// Returns whether a lease may linger. Another thread's first one may not be seen yet: that is
-    /// as if the call had begun before it.
-    fn has_lingered(&self) -> bool {
-        self.lingered.load(Ordering::Relaxed)
+    /// Runs `act` on the entry of a lock, which it creates if there is none, under the lock of its
+    /// shard. Then re-arms the entry in the schedule, or removes it if nothing is left in it.
+    pub(crate) fn with_entry<T>(
+        &self,
+        lock: &Arc<dyn Primitive>,
+        now: Instant,
+        fx: &mut Effects,
+        act: impl FnOnce(&mut LockEntry, &mut Context<'_>) -> T,
+    ) -> T {
+        let name = lock.key(0).name;
+        let cx = &mut self.shared.at(now, fx);
+        let mut shard = self.shard(name).lock();
+        let entry = shard
+            .entry(name.clone())
+            .or_insert_with(|| Box::new(LockEntry::new(name.clone(), &**lock)));
+        let result = act(entry, cx);
+        if entry.rearm(cx) {
+            shard.remove(name);
+        }
+        result
     }
 
-    pub(crate) fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::SeqCst)
+    /// Like [`with_entry`](Self::with_entry), but only if there is an entry.
+    pub(super) fn with_existing<T>(
+        &self,
+        name: &Name,
+        now: Instant,
+        fx: &mut Effects,
+        act: impl FnOnce(&mut LockEntry, &mut Context<'_>) -> T,
+    ) -> Option<T> {
+        let cx = &mut self.shared.at(now, fx);
+        let mut shard = self.shard(name).lock();
+        let entry = shard.get_mut(name)?;
+        let result = act(entry, cx);
+        if entry.rearm(cx) {
+            shard.remove(name);
+        }
+        Some(result)
     }
 
-    pub(super) fn fresh_id(&self, lock: &dyn Primitive) -> HolderId {
-        lock.fresh_id(&self.owner)
-    }
-
-    /// Parses an id that may be one of this client: another client can have the same owner.
-    fn own_id(&self, id: &[u8]) -> Option<HolderId> {
-        let may_be_own = id.starts_with(self.owner.as_bytes());
-        may_be_own.then(|| HolderId::parse(id)).flatten()
-    }
-
-    /// Returns the ids of acquiring commands that have come to serve nobody: what sends them for
-    /// the engine may end them.
-    pub(crate) fn take_left(&self) -> Vec<HolderId> {
-        std::mem::take(&mut *self.left.lock())
-    }
-
-    /// Makes the sender of the engine's commands look at them at this instant.
-    pub(crate) fn wake_sender_at(&self, at: Instant, now: Instant, fx: &mut Effects) {
-        if at < Instant::NEVER {
-            self.at(now, fx).wake_sender_at(at);
+    /// Runs `act` on each entry, in the order of the names.
+    pub(super) fn for_each(
+        &self,
+        now: Instant,
+        fx: &mut Effects,
+        mut act: impl FnMut(&mut LockEntry, &mut Context<'_>),
+    ) {
+        let mut names: Vec<Name> = Vec::new();
+        for shard in &self.shards {
+            names.extend(shard.lock().keys().cloned());
+        }
+        names.sort_unstable();
+        for name in names {
+            self.with_existing(&name, now, fx, &mut act);
         }
     }
 
-    /// Returns whether a shutdown waits for the releases that were pending before it.
-    pub(crate) fn awaits_open(&self) -> bool {
-        self.pending.lock().awaits_open
-    }
-
-    /// A change to this ttl may run later.
-    pub(crate) fn limit(&self, lock: &dyn Primitive, id: &HolderId, ttl: Duration) {
-        self.with_lease(lock, id, |lease| lease.limit(ttl));
+    /// Runs `act` on the pending releases, and schedules what is due then.
+    pub(crate) fn with_pending<T>(
+        &self,
+        now: Instant,
+        fx: &mut Effects,
+        act: impl FnOnce(&mut PendingReleases) -> T,
+    ) -> T {
+        self.shared
+            .at(now, fx)
+            .with_pending(|pending, _| act(pending))
     }
 
     fn with_lease<T>(
@@ -186,56 +181,84 @@ impl Kernel {
         id: &HolderId,
         act: impl FnOnce(&HeldLease) -> T,
     ) -> Option<T> {
-        let name = entry_name(lock);
-        let shard = self.table.shard(name).lock();
+        let name = lock.keys().key(0).name;
+        let shard = self.shard(name).lock();
         let mut held = shard.get(name)?.held.iter();
         let held = held.find(|held| held.lease.id == *id)?;
         Some(act(&held.lease))
     }
+}
 
+/// What the program and the engine ask of it.
+impl Kernel {
     /// Returns a number for a call, a request or a lease.
     pub(super) fn next_serial(&self) -> u64 {
-        self.serial.fetch_add(1, Ordering::Relaxed)
+        self.shared.next_serial()
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.shared.is_closed()
+    }
+
+    /// Returns the ids of acquiring commands that have come to serve nobody: what sends them for
+    /// the engine may end them.
+    pub(crate) fn take_left(&self) -> Vec<HolderId> {
+        std::mem::take(&mut *self.shared.left.lock())
+    }
+
+    /// Makes the sender of the engine's commands look at them at this instant.
+    pub(crate) fn wake_sender_at(&self, at: Instant, now: Instant, fx: &mut Effects) {
+        if at < Instant::NEVER {
+            self.shared.at(now, fx).wake_sender_at(at);
+        }
+    }
+
+    /// Returns whether a shutdown waits for the releases that were pending before it.
+    pub(crate) fn awaits_open(&self) -> bool {
+        self.shared.pending.lock().awaits_open
+    }
+
+    /// A change to this ttl may run later.
+    pub(crate) fn limit(&self, lock: &dyn Primitive, id: &HolderId, ttl: Duration) {
+        self.with_lease(lock, id, |lease| lease.limit(ttl));
     }
 
     /// Refuses new calls, ends all waiting calls and all leases, and releases what they had.
     pub(crate) fn close(&self, now: Instant, fx: &mut Effects) {
-        if self.closed.swap(true, Ordering::SeqCst) {
+        if self.shared.closed.swap(true, Ordering::SeqCst) {
             return;
         }
-        let cx = &mut self.at(now, fx);
-        cx.for_each(LockEntry::close);
-        cx.with_pending(|pending, _| pending.close());
+        self.for_each(now, fx, LockEntry::close);
+        self.with_pending(now, fx, PendingReleases::close);
     }
 
     /// A shutdown waits for the releases that got no reply before it, too: they are sent now.
     pub(crate) fn await_releases(&self, now: Instant, fx: &mut Effects) {
-        self.at(now, fx)
-            .with_pending(|pending, _| pending.await_open());
+        self.with_pending(now, fx, PendingReleases::await_open);
     }
 
     /// The engine's thread has panicked: nobody sends what it would. Closes the client, and tells
     /// all calls and holders.
     pub(crate) fn engine_died(&self, now: Instant, fx: &mut Effects) {
-        self.pending.lock().end_now();
+        self.shared.pending.lock().end_now();
         self.close(now, fx);
     }
 
     /// The engine's thread ends although releases may be pending.
     pub(crate) fn end_engine_now(&self) {
-        self.pending.lock().end_now();
+        self.shared.pending.lock().end_now();
     }
 
     /// The engine's thread ends unless a release is due, or an undo has no reply. Returns whether
     /// it may.
     pub(crate) fn end_engine(&self, now: Instant) -> bool {
-        self.pending.lock().end(now)
+        self.shared.pending.lock().end(now)
     }
 
     /// Returns whether somebody waits for the messages of a name. Its last waiter may have left
     /// while the thread that asks stood still.
     pub(crate) fn listens(&self, name: &Name) -> bool {
-        let shard = self.table.shard(name).lock();
+        let shard = self.shard(name).lock();
         shard.get(name).is_some_and(|entry| entry.listens)
     }
 
@@ -243,7 +266,7 @@ impl Kernel {
     /// wait.
     pub(crate) fn counts(&self) -> [u64; 3] {
         let [mut held, mut lingering, mut waiting] = [0; 3];
-        for shard in &self.table.shards {
+        for shard in &self.shards {
             for entry in shard.lock().values() {
                 match entry.lingering() {
                     Some(_) => lingering += 1,
@@ -257,19 +280,69 @@ impl Kernel {
 
     /// Returns how many leases may exist because their release has no reply.
     pub(crate) fn unconfirmed(&self) -> usize {
-        let pending = self.pending.lock();
+        let pending = self.shared.pending.lock();
         let ids: HashSet<&HolderId> = pending.unconfirmed().collect();
         ids.len()
     }
 
     /// Returns whether Redis has answered about each lease that the shutdown has ended.
     pub(crate) fn has_released(&self) -> bool {
-        self.pending.lock().has_counted()
+        self.shared.pending.lock().has_counted()
     }
 
     /// Returns whether nothing is left to send, and what the releases of a shutdown found.
     pub(crate) fn shutdown_tally(&self) -> (bool, Tally) {
-        let pending = self.pending.lock();
+        let pending = self.shared.pending.lock();
         (pending.is_empty(), pending.tally())
+    }
+}
+
+/// The engine, and the wall clock.
+impl Kernel {
+    /// The engine begins a turn: until it sleeps again, nobody needs to wake it.
+    pub(crate) fn engine_awake(&self) {
+        self.shared.schedule.lock().sleeps_until = Instant::START;
+    }
+
+    /// The engine is about to sleep: returns until when at most, and records that.
+    pub(crate) fn engine_sleeps(&self, now: Instant, longest: Duration) -> Instant {
+        let mut schedule = self.shared.schedule.lock();
+        // Somebody who locks and unlocks in a loop must not wake the engine each time. What it was
+        // woken for can be gone already: it sleeps until then, and the first sleep with nothing to
+        // look at is short.
+        let woken_for = std::mem::replace(&mut schedule.woken_for, Instant::NEVER);
+        let next = if woken_for > now {
+            schedule.next().min(woken_for)
+        } else {
+            schedule.next()
+        };
+        if is_on(Mutant::SleepIsReadFirst) {
+            drop(schedule);
+            schedule = self.shared.schedule.lock();
+        }
+        let was_idle = schedule.is_idle;
+        schedule.is_idle = next == Instant::NEVER && !was_idle;
+        let until = match next {
+            Instant::NEVER if was_idle => Instant::NEVER,
+            Instant::NEVER => now.after(longest),
+            next if is_on(Mutant::SleepIsLong) => next,
+            next => next.min(now.after(longest)),
+        };
+        if !is_on(Mutant::SleepIsNotRecorded) {
+            schedule.sleeps_until = until;
+        }
+        until
+    }
+
+    /// The engine looks at the wall clock, which showed `at_start` at [`Instant::START`]. If it has
+    /// run ahead, all leases are renewed at once.
+    pub(crate) fn look_at_wall_clock(&self, at_start: Duration, now: Instant, fx: &mut Effects) {
+        if self.shared.wall_clock.look(now, at_start) {
+            self.for_each(now, fx, |entry, cx| {
+                for held in entry.held.iter() {
+                    cx.distrust(&held.lease);
+                }
+            });
+        }
     }
 }

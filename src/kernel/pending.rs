@@ -13,14 +13,10 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
-use crate::kernel::RUNS_WITHIN;
-use crate::kernel::batch::Batch;
 use crate::kernel::bounds::{Bound, at_most};
-use crate::kernel::command::Command;
 use crate::kernel::ended::{Ended, Tally};
 use crate::kernel::groups::{GroupNo, Groups, UNANSWERED};
-use crate::kernel::table::entry_name;
-use crate::kernel::undo::{Counts, PendingRelease, Proof};
+use crate::kernel::undo::{Counts, PendingRelease, Proof, RUNS_WITHIN};
 use crate::mutant::{Mutant, is_on};
 use crate::name::{Name, NameTable};
 use crate::protocol::primitive::Primitive;
@@ -65,7 +61,7 @@ pub(super) struct Pending {
     pub(super) began: Instant,
     pub(super) tried: Instant,
     /// `None` while it is in flight.
-    due: Option<Instant>,
+    pub(super) due: Option<Instant>,
     /// A try without a reply may have removed the key.
     pub(super) may_have_run: bool,
     /// A try has ended without an answer.
@@ -320,25 +316,6 @@ impl PendingReleases {
         }
     }
 
-    /// Adds a release and returns its command, to be sent at once: behind its acquiring command, on
-    /// the same pipeline. `None` if its release is in flight already.
-    pub(crate) fn push_now(
-        &mut self,
-        release: PendingRelease,
-        now: Instant,
-    ) -> Option<(Command, Batch)> {
-        let (lock, id) = (Arc::clone(&release.lock), release.id.clone());
-        self.push(release, now);
-        let group = self.groups.find(&lock)?;
-        let serial = self.serial(&id, group)?;
-        self.pending.get(&serial).filter(|it| it.due.is_some())?;
-        let last = self.groups.get(group)?.last;
-        let taken = self.take(group, &[serial], now);
-        // Later releases of the lock need not wait because of this one.
-        self.groups.set_last(group, last);
-        taken
-    }
-
     /// The pipeline of an acquiring command ended before its reply: it may still run.
     pub(crate) fn doubt(&mut self, lock: &Arc<dyn Primitive>, id: &HolderId) {
         if let Some(serial) = self.serial_of(lock, id)
@@ -502,5 +479,5 @@ pub(super) fn note_answered(unanswered: &mut NameTable<usize>, name: &Name) {
 
 /// Returns the name of the entry that a release is counted for.
 pub(super) fn name_of(release: &PendingRelease) -> Name {
-    entry_name(&*release.lock).clone()
+    release.lock.key(0).name.clone()
 }

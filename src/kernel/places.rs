@@ -7,18 +7,19 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
 use crate::holder_id::HolderId;
-use crate::kernel::answers::{fits, too_short, unexpected, untaken};
+use crate::kernel::answers::{fits, too_short, untaken};
 use crate::kernel::command::Listens;
 use crate::kernel::context::Context;
 use crate::kernel::entry::LockEntry;
-use crate::kernel::fault::Fault;
-use crate::kernel::holdings::Grant;
-use crate::kernel::lease::LeaseState;
+use crate::kernel::failure::{Failure, Refused};
+use crate::kernel::fault::{Fault, unexpected};
+use crate::kernel::held::Grant;
 use crate::kernel::request::{Confirming, Place, RequestNo, RequestState, Serves};
 use crate::kernel::requests::Receiver;
 use crate::kernel::steps::decided;
 use crate::kernel::undo::Proof;
-use crate::kernel::waiter::{Failure, Outcome, Refused, Wait, WaiterNo};
+use crate::kernel::waiter::{Outcome, Wait, WaiterNo};
+use crate::lease::state::LeaseState;
 use crate::mutant::{Mutant, is_on};
 use crate::protocol::answer::{Answer, KeyState};
 use crate::protocol::place::{Refreshed, TokenBlock, provisional, provisional_of, refresh_every};
@@ -206,7 +207,7 @@ impl LockEntry {
         self.last.silent_since = None;
         self.requests.change(n).failures = 0;
         let receiver = self.receiver(&self.requests[n]);
-        if receiver == Receiver::Nobody || cx.kernel.is_closed() {
+        if receiver == Receiver::Nobody || cx.shared.is_closed() {
             if self.requests[n].caller().is_some() {
                 // The client is closed: the end of the caller's command gives it back.
                 return;
@@ -312,7 +313,7 @@ impl LockEntry {
                     self.grant(n, id, TokenBlock::one(token), seen, cx);
                 }
                 Refreshed::Gone => {
-                    cx.kernel.table.forget_id(id);
+                    cx.shared.forget_id(id);
                     self.set_due(n, cx.now);
                     self.retire(n, cx);
                 }
@@ -375,7 +376,7 @@ impl LockEntry {
             if let Fault::Rejected(error) = fault {
                 let failure = Failure::Rejected(error.clone());
                 if is_on(Mutant::RejectedRefreshIsForgotten) {
-                    cx.kernel.table.forget_id(id)
+                    cx.shared.forget_id(id)
                 } else {
                     self.undo(&self.requests[n], id, Proof::AnyAnswer, cx)
                 }
@@ -412,7 +413,7 @@ impl LockEntry {
         };
         match (end.as_ref().ok().and_then(Answer::key_state), end) {
             (Some(KeyState::Ours), _) => {
-                if cx.kernel.is_closed() {
+                if cx.shared.is_closed() {
                     // Its caller's reply ends it.
                     return;
                 }

@@ -8,10 +8,11 @@ use crate::kernel::answers::ForCaller;
 use crate::kernel::command::Attempt;
 use crate::kernel::context::Context;
 use crate::kernel::entry::LockEntry;
+use crate::kernel::failure::Refused;
 use crate::kernel::places::{UNSUBSCRIBED, next_attempt};
 use crate::kernel::request::{Flight, Request, RequestNo, RequestState, Sender, Serves};
 use crate::kernel::undo::Proof;
-use crate::kernel::waiter::{Outcome, Refused, Wait, WaiterNo};
+use crate::kernel::waiter::{Outcome, Wait, WaiterNo};
 use crate::mutant::{Mutant, is_on};
 use crate::name::Name;
 use crate::protocol::refusal::RefusedName;
@@ -69,7 +70,7 @@ impl LockEntry {
         if let Attempt::Enter(listens) = flight.attempt {
             self.queued(n, (&flight.id, listens), sent, remaining, cx);
         } else {
-            cx.kernel.table.forget_id(&flight.id);
+            cx.shared.forget_id(&flight.id);
             self.due_after_refusal(n, remaining, cx);
         }
         if let Some(no) = used_up {
@@ -97,12 +98,12 @@ impl LockEntry {
             self.plan_last_attempts();
             return ForCaller::GoesOn;
         }
-        cx.kernel.table.forget_id(&flight.id);
+        cx.shared.forget_id(&flight.id);
         let mut request = self.requests.change(n);
         request.refusals += 1;
         let can_queue = request.lock.queue().is_some() && !request.once;
         drop(request);
-        let is_undone = cx.kernel.pending.lock().has_ended(&by.holder);
+        let is_undone = cx.shared.pending.lock().has_ended(&by.holder);
         let pause = if can_queue || is_undone {
             Duration::ZERO
         } else {
@@ -124,8 +125,8 @@ impl LockEntry {
         if is_on(Mutant::OwnIdRefuses) {
             return false;
         }
-        let own = cx.kernel.own_id(&by.holder);
-        let request = own.and_then(|id| cx.kernel.table.request_of(&id));
+        let own = cx.shared.own_id(&by.holder);
+        let request = own.and_then(|id| cx.shared.request_of(&id));
         if by.names_holder() {
             let no = request.map(|(_, no)| no);
             let is_abandoned = |request: &Request| {
@@ -136,10 +137,10 @@ impl LockEntry {
             };
             // The index has no ids of those that have won.
             let mut ids = self.requests.won().into_iter().chain(no);
-            let had = cx.kernel.pending.lock().had_since(&by.holder, sent);
+            let had = cx.shared.pending.lock().had_since(&by.holder, sent);
             return had || ids.any(|no| self.requests.get(no).is_some_and(is_abandoned));
         }
-        cx.kernel.pending.lock().has_unanswered(name)
+        cx.shared.pending.lock().has_unanswered(name)
             || !self.requests.serving(&[Serves::Nobody]).is_empty()
     }
 
@@ -152,7 +153,7 @@ impl LockEntry {
         cx: &mut Context<'_>,
     ) -> ForCaller {
         let request = self.requests.remove(n);
-        cx.kernel.table.forget_id(&flight.id);
+        cx.shared.forget_id(&flight.id);
         let outcome = Outcome::Refused(Some(by));
         if let Sender::Caller(_) = flight.sender {
             return ForCaller::Refused(Some(outcome));
@@ -174,7 +175,7 @@ impl LockEntry {
     ) {
         let again = self.take_again(n);
         let request = &self.requests[n];
-        let backstop = cx.kernel.limits.backstop;
+        let backstop = cx.shared.limits.backstop;
         let at = match self.backs_off_until(request.serves) {
             Some(at) => at,
             None if request.lock.has_local_queue() && request.lock.queue().is_some() => {

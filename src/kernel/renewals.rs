@@ -8,12 +8,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::clock::Instant;
+use crate::error::Cause;
 use crate::kernel::command::{Command, What};
-use crate::kernel::effects::Discard;
-use crate::kernel::engine::{Engine, Purpose, Route, Turn};
-use crate::kernel::fault::{Fault, end_for_lease};
+use crate::kernel::fault::Fault;
 use crate::kernel::lease::LeaseWork;
+use crate::kernel::purpose::Purpose;
 use crate::mutant::{Mutant, is_on};
 use crate::protocol::answer::{Answer, KeyState};
 
@@ -23,6 +22,27 @@ const MOST_BYTES: usize = 32 * 1024;
 /// The common part of the renewals of one command: the script, the ttl, `min_replicas`, and the
 /// slot in a cluster.
 type Common = (&'static str, Duration, Option<(usize, Duration)>, u16);
+
+/// The facts about its sender that the engine must know.
+pub(crate) trait Route {
+    /// Returns whether the keys of one command must be in one slot of a cluster.
+    fn has_slots(&self) -> bool {
+        false
+    }
+
+    /// Returns whether it takes one command for the renewals of many leases.
+    fn joins_renewals(&self) -> bool {
+        true
+    }
+}
+
+/// The end of a renewal that one command for many leases has carried.
+pub(super) enum Renewed {
+    Ended(LeaseWork, Result<Answer, Fault>),
+    /// It says nothing of this lease: a command of its own renews that, unless the lease has ended,
+    /// and this is the end then.
+    Alone(LeaseWork, Fault),
+}
 
 /// The renewals that are due in one turn of the engine.
 #[derive(Default)]
@@ -66,6 +86,31 @@ impl Renewals {
             .push((command, work));
         None
     }
+
+    /// Returns the commands for them.
+    pub(super) fn into_commands(self) -> Vec<(Command, Purpose)> {
+        let mut commands = Vec::new();
+        for group in self.together.into_values() {
+            let mut left = group.into_iter().peekable();
+            while let Some((first, work)) = left.next() {
+                let most = first.lock.renew_many().map_or(1, |many| many.most);
+                if left.peek().is_none() {
+                    commands.push((first, Purpose::Lease(work)));
+                    continue;
+                }
+                let mut joint = Joint::default();
+                joint.add(&first, work);
+                while joint.works.len() < most
+                    && joint.bytes < MOST_BYTES
+                    && let Some((command, work)) = left.next()
+                {
+                    joint.add(&command, work);
+                }
+                commands.extend(joint.into_command(&first));
+            }
+        }
+        commands
+    }
 }
 
 impl Joint {
@@ -80,113 +125,52 @@ impl Joint {
         self.bytes += added.map(Vec::len).sum::<usize>();
         self.works.push(work);
     }
-}
 
-impl Engine {
-    /// Sends the renewals of one turn.
-    pub(super) fn send_renewals(&mut self, renewals: Renewals, turn: &mut Turn<'_>) {
-        for group in renewals.together.into_values() {
-            let mut left = group.into_iter().peekable();
-            while let Some((first, work)) = left.next() {
-                let most = first.lock.renew_many().map_or(1, |many| many.most);
-                if left.peek().is_none() {
-                    self.send(first, Purpose::Lease(work), turn);
-                    continue;
-                }
-                let mut joint = Joint::default();
-                joint.add(&first, work);
-                while joint.works.len() < most
-                    && joint.bytes < MOST_BYTES
-                    && let Some((command, work)) = left.next()
-                {
-                    joint.add(&command, work);
-                }
-                self.send_joint(&first, joint, turn);
-            }
-        }
-    }
-
-    fn send_joint(&mut self, first: &Command, joint: Joint, turn: &mut Turn<'_>) {
+    /// Returns the command for all of them, in place of the `first` one.
+    fn into_command(self, first: &Command) -> Option<(Command, Purpose)> {
         let What::Renew { ttl, .. } = first.what else {
-            return;
+            return None;
         };
         let what = What::RenewMany {
-            keys: joint.keys,
-            ids: joint.ids,
+            keys: self.keys,
+            ids: self.ids,
             ttl,
         };
         let command = Command::new(&first.lock, what).acknowledged_by(first.replicas);
-        self.send(command, Purpose::Renewals(joint.works), turn);
-    }
-
-    /// Applies the end of a command for many leases.
-    ///
-    /// An error reply is about the command, and not about each lease: a key that has another type,
-    /// or that the user may not write, must not end the others. Each lease is then renewed by a
-    /// command of its own, at once.
-    pub(super) fn renewed(
-        &mut self,
-        works: Vec<LeaseWork>,
-        end: Result<Answer, Fault>,
-        sent: Instant,
-        turn: &mut Turn<'_>,
-    ) {
-        let mut found = match end {
-            Ok(Answer::Renewed(found)) if found.len() == works.len() => found,
-            Err(fault) if fault.is_of_server() => {
-                for work in works {
-                    self.renew_alone(work, &fault, sent, turn);
-                }
-                return;
-            }
-            end => {
-                for work in works {
-                    turn.lease_ended(work, end.clone(), sent);
-                }
-                return;
-            }
-        };
-        if is_on(Mutant::RenewalsAreMixedUp) {
-            found.rotate_left(1);
-        }
-        let are_all_ours = found.iter().all(|state| *state == KeyState::Ours);
-        for (work, state) in works.into_iter().zip(found) {
-            let answer = match state {
-                // WAIT counts for a command that has renewed all.
-                KeyState::Ours if !are_all_ours && work.lease.replicas().is_some() => {
-                    let fault = Fault::NotRun(crate::error::Cause::text("not acknowledged"));
-                    self.renew_alone(work, &fault, sent, turn);
-                    continue;
-                }
-                KeyState::Ours => Answer::Ours,
-                KeyState::Gone => Answer::Gone,
-                KeyState::Foreign => Answer::Foreign(Vec::new()),
-            };
-            turn.lease_ended(work, Ok(answer), sent);
-        }
-    }
-
-    /// Sends a renewal again by its own command, unless the lease has ended: then its end is
-    /// `fault`.
-    fn renew_alone(&mut self, work: LeaseWork, fault: &Fault, sent: Instant, turn: &mut Turn<'_>) {
-        match work.renewal() {
-            Some(command) if work.lease.remaining(turn.cx.now).is_some() => {
-                self.send(command, Purpose::Lease(work), turn);
-            }
-            _ => turn.lease_ended(work, Err(fault.clone()), sent),
-        }
+        Some((command, Purpose::Renewals(self.works)))
     }
 }
 
-impl Turn<'_> {
-    /// Applies the end of a command of a lease.
-    pub(super) fn lease_ended(
-        &mut self,
-        work: LeaseWork,
-        end: Result<Answer, Fault>,
-        sent: Instant,
-    ) {
-        self.cx.lease_answered(&work, end_for_lease(end), sent);
-        self.cx.fx.discard.push(Discard::Lease(work.lease));
+/// Returns what the end of a command for many leases means for each of them.
+///
+/// An error reply is about the command, and not about each lease: a key that has another type, or
+/// that the user may not write, must not end the others. Each lease is then renewed by a command of
+/// its own, at once.
+pub(super) fn renewed(works: Vec<LeaseWork>, end: Result<Answer, Fault>) -> Vec<Renewed> {
+    let mut found = match end {
+        Ok(Answer::Renewed(found)) if found.len() == works.len() => found,
+        Err(fault) if fault.is_of_server() => {
+            let alone = |work| Renewed::Alone(work, fault.clone());
+            return works.into_iter().map(alone).collect();
+        }
+        end => {
+            let ended = |work| Renewed::Ended(work, end.clone());
+            return works.into_iter().map(ended).collect();
+        }
+    };
+    if is_on(Mutant::RenewalsAreMixedUp) {
+        found.rotate_left(1);
     }
+    let are_all_ours = found.iter().all(|state| *state == KeyState::Ours);
+    let of_each = works.into_iter().zip(found);
+    let end = |(work, state): (LeaseWork, KeyState)| match state {
+        // WAIT counts for a command that has renewed all.
+        KeyState::Ours if !are_all_ours && work.lease.replicas().is_some() => {
+            Renewed::Alone(work, Fault::NotRun(Cause::text("not acknowledged")))
+        }
+        KeyState::Ours => Renewed::Ended(work, Ok(Answer::Ours)),
+        KeyState::Gone => Renewed::Ended(work, Ok(Answer::Gone)),
+        KeyState::Foreign => Renewed::Ended(work, Ok(Answer::Foreign(Vec::new()))),
+    };
+    of_each.map(end).collect()
 }

@@ -67,7 +67,7 @@ impl LockEntry {
         terms: LeaseTerms,
         cx: &Context<'_>,
     ) -> RequestNo {
-        let no = cx.kernel.next_serial();
+        let no = cx.shared.next_serial();
         let request = Request::new(no, serves, lock, terms, cx.now);
         self.requests.push(request)
     }
@@ -98,7 +98,7 @@ impl LockEntry {
         }
         let request = &self.requests[n];
         cx.fx.attempts += 1;
-        cx.kernel.table.note_id(&flight.id, &self.name, request.no);
+        cx.shared.note_id(&flight.id, &self.name, request.no);
         let mut request = self.requests.change(n);
         let asked = Asked {
             lock: Arc::clone(&request.lock),
@@ -138,7 +138,7 @@ impl LockEntry {
         if sender == Sender::Engine {
             request.terms = terms;
         }
-        let id = cx.kernel.fresh_id(&*request.lock);
+        let id = cx.shared.fresh_id(&*request.lock);
         let attempt = if !request.enters(is_contended) {
             Attempt::Once
         } else if served_wake {
@@ -166,7 +166,7 @@ impl LockEntry {
         }
         // Those that began first give up first.
         if let Some(start) = self.waiters.first_start() {
-            let at = self.gives_up_at(start, cx.kernel.limits.unreachable_for);
+            let at = self.gives_up_at(start, cx.shared.limits.unreachable_for);
             self.touch(at, at);
         }
     }
@@ -190,7 +190,7 @@ impl LockEntry {
             waiter.note_waited();
         }
         self.touch(waiter.ask_at, waiter.ask_at);
-        let give_up = self.gives_up_at(waiter.start, cx.kernel.limits.unreachable_for);
+        let give_up = self.gives_up_at(waiter.start, cx.shared.limits.unreachable_for);
         self.touch(give_up, give_up);
         let (no, lock, terms) = (waiter.no, Arc::clone(&waiter.lock), waiter.terms);
         if waiter.wait != Wait::Once && lock.has_local_queue() {
@@ -273,7 +273,7 @@ impl LockEntry {
                     && let Some(flight) = request
                         .flight
                         .as_ref()
-                        .filter(|_| cx.kernel.limits.engine_sends)
+                        .filter(|_| cx.shared.limits.engine_sends)
                 {
                     cx.abandon(&flight.id);
                 }
@@ -312,5 +312,5 @@ impl LockEntry {
 
 /// Returns when the engine ends a command that a caller sent at `sent`.
 pub(super) fn caller_overdue_at(sent: Instant, cx: &Context<'_>) -> Instant {
-    sent.after(cx.kernel.limits.command_timeout).after(GRACE)
+    sent.after(cx.shared.limits.command_timeout).after(GRACE)
 }

@@ -2,14 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::clock::Instant;
-use crate::kernel::Kernel;
 use crate::kernel::bounds::{Bound, at_most};
 use crate::kernel::held::HeldLease;
-use crate::kernel::lease::RENEWAL_WINDOW;
-use crate::mutant::{Mutant, is_on};
+use crate::lease::status::RENEWAL_WINDOW;
 use crate::name::Name;
 
 /// How many leases are renewed early, together with those that are due: three commands of most
@@ -32,10 +29,6 @@ pub(super) struct Taken {
     pub(super) items: Vec<Item>,
 }
 
-/// When a lease is in the schedule; `NEVER` if it is not. Changed under the lock of the schedule
-/// alone.
-pub(crate) struct Scheduled(AtomicU64);
-
 /// When the engine must look at what.
 #[derive(Debug)]
 pub(crate) struct Schedule {
@@ -46,11 +39,11 @@ pub(crate) struct Schedule {
     at: HashMap<Item, Instant>,
     /// Until when the engine sleeps; `START` while it is awake. Changed with the reading of the
     /// first key in one critical section.
-    sleeps_until: Instant,
+    pub(super) sleeps_until: Instant,
     /// The next sleep may be long if there is still nothing to look at.
-    is_idle: bool,
+    pub(super) is_idle: bool,
     /// The earliest instant for which the engine was woken since it slept; `NEVER` if none.
-    woken_for: Instant,
+    pub(super) woken_for: Instant,
 }
 
 impl Default for Schedule {
@@ -161,56 +154,5 @@ impl Schedule {
                 .extend(self.due.pop_first().map(|(_, item)| item));
         }
         taken
-    }
-}
-
-impl Scheduled {
-    pub(super) fn not_yet() -> Self {
-        Self(AtomicU64::new(Instant::NEVER.as_nanos()))
-    }
-
-    fn get(&self) -> Instant {
-        Instant::from_nanos(self.0.load(Ordering::Relaxed))
-    }
-
-    fn set(&self, at: Instant) {
-        self.0.store(at.as_nanos(), Ordering::Relaxed);
-    }
-}
-
-impl Kernel {
-    /// The engine begins a turn: until it sleeps again, nobody needs to wake it.
-    pub(crate) fn engine_awake(&self) {
-        self.schedule.lock().sleeps_until = Instant::START;
-    }
-
-    /// The engine is about to sleep: returns until when at most, and records that.
-    pub(crate) fn engine_sleeps(&self, now: Instant, longest: std::time::Duration) -> Instant {
-        let mut schedule = self.schedule.lock();
-        // Somebody who locks and unlocks in a loop must not wake the engine each time. What it was
-        // woken for can be gone already: it sleeps until then, and the first sleep with nothing to
-        // look at is short.
-        let woken_for = std::mem::replace(&mut schedule.woken_for, Instant::NEVER);
-        let next = if woken_for > now {
-            schedule.next().min(woken_for)
-        } else {
-            schedule.next()
-        };
-        if is_on(Mutant::SleepIsReadFirst) {
-            drop(schedule);
-            schedule = self.schedule.lock();
-        }
-        let was_idle = schedule.is_idle;
-        schedule.is_idle = next == Instant::NEVER && !was_idle;
-        let until = match next {
-            Instant::NEVER if was_idle => Instant::NEVER,
-            Instant::NEVER => now.after(longest),
-            next if is_on(Mutant::SleepIsLong) => next,
-            next => next.min(now.after(longest)),
-        };
-        if !is_on(Mutant::SleepIsNotRecorded) {
-            schedule.sleeps_until = until;
-        }
-        until
     }
 }

@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
-use crate::kernel::RUNS_WITHIN;
-use crate::kernel::context::Context;
-use crate::kernel::held::HeldLease;
-use crate::kernel::pending::PendingReleases;
 use crate::protocol::primitive::Primitive;
+
+/// A command without a reply runs within this time after its sender gave up, or never; longer if
+/// twice its ttl is longer.
+pub(crate) const RUNS_WITHIN: Duration = Duration::from_secs(5);
 
 /// The reply that ends a release before its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,72 +60,6 @@ impl PendingRelease {
 
     pub(crate) fn counting(self, counts: Counts) -> Self {
         Self { counts, ..self }
-    }
-}
-
-impl Context<'_> {
-    /// Adds a pending release in this way. The caller has the lock of the shard, and the id has no
-    /// lease.
-    fn pend(
-        &mut self,
-        release: PendingRelease,
-        push: fn(&mut PendingReleases, PendingRelease, Instant),
-    ) {
-        self.kernel.table.forget_id(&release.id);
-        let now = self.now;
-        self.with_pending(|pending, fx| {
-            if pending.is_unsent() {
-                fx.orphan(&release);
-            }
-            push(pending, release, now);
-        });
-    }
-
-    /// Adds the release of what an acquiring command may have taken.
-    pub(super) fn undo(
-        &mut self,
-        lock: &Arc<dyn Primitive>,
-        id: &HolderId,
-        ttl: Duration,
-        (ends_by, counts): (Proof, Counts),
-    ) {
-        let until = may_run_until(ttl, self.now);
-        let release = PendingRelease::new(lock, id, until, ends_by).counting(counts);
-        self.pend(release, PendingReleases::push);
-    }
-
-    /// Adds the release of an ended lease.
-    pub(super) fn release_later(&mut self, lease: &HeldLease, counts: Counts) {
-        let until = self.now.after(lease.key_may_last().max(RUNS_WITHIN));
-        let release = PendingRelease::new(&lease.lock, &lease.id, until, Proof::AnyAnswer);
-        self.pend(release.counting(counts), PendingReleases::push_ended);
-    }
-
-    /// An attempt took nothing, as far as is known. What answers the engine's commands may still
-    /// give something back that it had taken: it refuses nobody.
-    pub(super) fn forget_attempt(&mut self, id: &HolderId) {
-        self.kernel.table.forget_id(id);
-        if self.kernel.limits.engine_sends {
-            self.kernel.pending.lock().ended.note(id, self.now);
-        }
-    }
-
-    /// Keeps a confirmed release, if a replica may take over.
-    pub(super) fn note_released(&mut self, lease: &HeldLease) {
-        if !self.kernel.limits.may_fail_over {
-            return;
-        }
-        let until = self.now.after(lease.key_may_last());
-        let release = PendingRelease::new(&lease.lock, &lease.id, until, Proof::AnyAnswer);
-        // Sent before this client learnt of another master, it may have run at the last one.
-        let sent = self.now.before(self.kernel.limits.command_timeout);
-        let mut pending = self.kernel.pending.lock();
-        if pending.has_moved_since(sent) {
-            drop(pending);
-            self.pend(release, PendingReleases::push);
-        } else {
-            pending.note_recent(release, self.now);
-        }
     }
 }
 

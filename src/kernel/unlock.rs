@@ -13,24 +13,26 @@ use std::thread::ThreadId;
 use std::time::Duration;
 
 use crate::clock::Instant;
+use crate::holder_id::HolderId;
 use crate::kernel::Kernel;
-use crate::kernel::command::{Command, What};
+use crate::kernel::command::Command;
 use crate::kernel::context::Context;
 use crate::kernel::effects::{Discard, Effects};
 use crate::kernel::entry::LockEntry;
+use crate::kernel::failure::Failure;
 use crate::kernel::fault::Fault;
-use crate::kernel::held::HeldLease;
-use crate::kernel::holder::HoldingEnd;
-use crate::kernel::lease::{LeaseStatus, NoHandoff, Operation, OperationCell, Wanted};
+use crate::kernel::held::{HeldLease, HoldingEnd};
 use crate::kernel::messages::FREE_FOR;
-use crate::kernel::table::entry_name;
+use crate::kernel::operation::{Operation, OperationCell, Wanted};
 use crate::kernel::undo::Counts;
-use crate::kernel::waiter::Failure;
+use crate::kernel::waiter::CallTerms;
+use crate::lease::handoff::NoHandoff;
+use crate::lease::status::LeaseStatus;
 use crate::lost::Lost;
 use crate::mutant::{Mutant, is_on};
+use crate::name::Name;
 use crate::protocol::answer::{Answer, KeyState};
 use crate::protocol::primitive::Primitive;
-use crate::protocol::refusal::RefusedName;
 use crate::token::FencingToken;
 
 /// The pause of a line without a queue after a run of hand-offs: other clients get a chance.
@@ -73,7 +75,7 @@ impl Kernel {
         now: Instant,
         fx: &mut Effects,
     ) -> Unlock {
-        self.at(now, fx).with_entry(&lease.lock, |entry, cx| {
+        self.with_entry(&lease.lock, now, fx, |entry, cx| {
             match entry.hand_off(lease, token, has_renewed, cx) {
                 Ok(()) => return Unlock::HandedOff,
                 Err(NoHandoff::RenewFirst) => {
@@ -97,8 +99,8 @@ impl Kernel {
         now: Instant,
         fx: &mut Effects,
     ) -> Option<LeaseStatus> {
-        self.at(now, fx).with_entry(&lease.lock, |entry, cx| {
-            let status = lease.end_unreleased(token, cx)?;
+        self.with_entry(&lease.lock, now, fx, |entry, cx| {
+            let status = cx.end_unreleased(lease, token)?;
             entry.ended(lease, cx.now, cx);
             if let LeaseStatus::Lost(lost) = status
                 && lost != Lost::ShutDown
@@ -117,7 +119,7 @@ impl Kernel {
         fx: &mut Effects,
     ) -> Option<Arc<HeldLease>> {
         let name = lock.keys().key(0).name;
-        let held = self.at(now, fx).with_existing(name, |entry, cx| {
+        let held = self.with_existing(name, now, fx, |entry, cx| {
             let lease = entry.excludes(lock.is_shared());
             lease.filter(|lease| lease.covers(cx.now)).cloned()
         });
@@ -133,18 +135,43 @@ impl Kernel {
         now: Instant,
         fx: &mut Effects,
     ) -> (bool, bool) {
-        let held = self
-            .at(now, fx)
-            .with_existing(lock.keys().key(0).name, |entry, _| {
-                let mut held = entry.held.iter();
-                let is_its = held.any(|held| held.lease.thread() == Some(thread));
-                let is_full = entry.held.len() >= entry.capacity;
-                (
-                    is_its && is_full,
-                    entry.excludes(lock.is_shared()).is_some(),
-                )
-            });
+        let held = self.with_existing(lock.keys().key(0).name, now, fx, |entry, _| {
+            let mut held = entry.held.iter();
+            let is_its = held.any(|held| held.lease.thread() == Some(thread));
+            let is_full = entry.held.len() >= entry.capacity;
+            (
+                is_its && is_full,
+                entry.excludes(lock.is_shared()).is_some(),
+            )
+        });
         held.unwrap_or_default()
+    }
+
+    /// Returns the status of a lease for the holder of `token`. If it is in doubt, the engine asks
+    /// Redis at once.
+    pub(crate) fn status_of(
+        &self,
+        lease: &Arc<HeldLease>,
+        token: FencingToken,
+        at_start: Duration,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> LeaseStatus {
+        let status = lease.status_for(token, now, fx);
+        match status {
+            LeaseStatus::Held(_) if self.shared.is_in_doubt(lease, at_start, now) => {
+                if lease.distrust(self.shared.ran_ahead(lease, at_start), now) {
+                    self.shared.at(now, fx).rearm(lease);
+                }
+                LeaseStatus::InDoubt
+            }
+            status => status,
+        }
+    }
+
+    #[cfg(sim)]
+    pub(crate) fn is_in_doubt(&self, lease: &HeldLease, at_start: Duration, now: Instant) -> bool {
+        self.shared.is_in_doubt(lease, at_start, now)
     }
 
     /// Returns whether this client has any lease.
@@ -161,12 +188,12 @@ impl Kernel {
         now: Instant,
         fx: &mut Effects,
     ) {
-        self.at(now, fx).with_entry(&lease.lock, |entry, cx| {
+        self.with_entry(&lease.lock, now, fx, |entry, cx| {
             if entry.hand_off(lease, token, false, cx).is_ok() {
                 return;
             }
             if let Unlock::Send(_) = begin_release(entry, lease, token, cx) {
-                lease.end_release(None, cx);
+                cx.change(lease, |it, _| it.end_release(None));
                 entry.release_unsent(lease, cx);
             }
         });
@@ -182,14 +209,14 @@ impl Kernel {
         now: Instant,
         fx: &mut Effects,
     ) -> Unlocked {
-        self.at(now, fx).with_entry(&lease.lock, |entry, cx| {
+        self.with_entry(&lease.lock, now, fx, |entry, cx| {
             let unlocked = found(lease, &end, may_have_run, cx.now);
             let lost = match unlocked {
                 Unlocked::Lost(lost) => Some(lost),
                 Unlocked::Released | Unlocked::Unconfirmed => None,
             };
             // The engine, or a shutdown, may have ended it.
-            if lease.end_release(lost, cx) {
+            if cx.change(lease, |it, _| it.end_release(lost)) {
                 end_unlock(entry, lease, &end, unlocked, cx);
             }
             unlocked
@@ -207,7 +234,7 @@ impl Kernel {
         now: Instant,
         fx: &mut Effects,
     ) -> Option<Arc<OperationCell>> {
-        self.at(now, fx).with_entry(&lease.lock, |entry, cx| {
+        self.with_entry(&lease.lock, now, fx, |entry, cx| {
             let is_downgrade = matches!(what, Wanted::Downgrade(_));
             let cell = want(lease, token, what, cx)?;
             let held = entry.held.iter_mut().find(|held| held.lease.id == lease.id);
@@ -221,47 +248,54 @@ impl Kernel {
     }
 }
 
-impl Context<'_> {
+/// What the engine finds about leases.
+impl Kernel {
     /// Applies the end of a release that the engine has sent: its holder waits in the cell.
     pub(super) fn release_ended(
-        &mut self,
+        &self,
         lease: Arc<HeldLease>,
         cell: &Arc<OperationCell>,
         end: Result<Answer, Fault>,
-        sent: Instant,
+        [sent, now]: [Instant; 2],
+        fx: &mut Effects,
     ) {
         let cause = end.as_ref().err().and_then(Fault::cause).cloned();
-        let result = match self.kernel.unlocked(&lease, end, false, self.now, self.fx) {
+        let result = match self.unlocked(&lease, end, false, now, fx) {
             Unlocked::Released | Unlocked::Lost(_) => Ok(()),
             Unlocked::Unconfirmed => Err(Failure::Unreachable {
                 since: Some(sent),
                 cause,
             }),
         };
-        self.fx.operation_ended(cell, result);
-        self.fx.discard.push(Discard::Lease(lease));
+        fx.operation_ended(cell, result);
+        fx.discard(lease);
     }
 
     /// The engine looks at a lease that is being released: its caller's thread stands still.
-    pub(super) fn end_overdue_release(&mut self, lease: &Arc<HeldLease>) {
-        self.with_entry(&lease.lock, |entry, cx| {
-            if lease.end_release(None, cx) {
+    pub(super) fn end_overdue_release(
+        &self,
+        lease: &Arc<HeldLease>,
+        now: Instant,
+        fx: &mut Effects,
+    ) {
+        self.with_entry(&lease.lock, now, fx, |entry, cx| {
+            if cx.change(lease, |it, _| it.end_release(None)) {
                 entry.release_unsent(lease, cx);
             }
         });
     }
 
     /// The lease was found to have ended: the calls that waited for that ask now.
-    pub(super) fn lease_ended(&mut self, lease: &Arc<HeldLease>) {
-        let name = entry_name(&*lease.lock);
-        let status = lease.status(self.now, self.fx);
-        let has_left = self.with_existing(name, |entry, cx| {
+    pub(super) fn lease_ended(&self, lease: &Arc<HeldLease>, now: Instant, fx: &mut Effects) {
+        let status = lease.status(now, fx);
+        let name = lease.lock.key(0).name;
+        let has_left = self.with_existing(name, now, fx, |entry, cx| {
             // It has no holder who would release what is left of it.
             let lingers = entry.lingering().is_some();
             let has_left = entry.lost(lease, cx);
             let is_by_clock = matches!(status, LeaseStatus::Lost(Lost::Expired | Lost::MaxHold));
             if is_by_clock && lease.since().is_some() {
-                let by = Arc::new(named(lease));
+                let by = Arc::new(lease.named());
                 entry.last.held_until(lease.end().min(cx.now), by);
             }
             if lingers && has_left {
@@ -271,7 +305,8 @@ impl Context<'_> {
         });
         // The end of the client has taken all leases out of their entries.
         if has_left != Some(true) {
-            lease.leave(self);
+            let mut cx = self.shared.at(now, fx);
+            cx.change(lease, |it, _| it.has_left = true);
         }
     }
 }
@@ -287,7 +322,8 @@ fn want(
         what,
         cell: Arc::clone(&cell),
     };
-    lease.want(token, operation, cx).then_some(cell)
+    cx.change(lease, |it, now| it.want(token, operation, now))
+        .then_some(cell)
 }
 
 pub(super) fn begin_release(
@@ -306,7 +342,11 @@ fn end_holding(
     (token, may_linger): (FencingToken, bool),
     cx: &mut Context<'_>,
 ) -> Unlock {
-    match lease.end_holding(token, may_linger, cx) {
+    let by_engine = cx.shared.limits.engine_sends;
+    let wanted = (token, may_linger);
+    let (end, dropped) = cx.change(lease, |it, now| it.end(&lease.run, wanted, by_engine, now));
+    cx.drop_operations(dropped);
+    match end {
         HoldingEnd::Lingers(lasts, before) => {
             cx.fx.discard.push(Discard::Holder(before));
             entry.lingers_for(lasts, cx);
@@ -322,26 +362,7 @@ fn end_holding(
             Unlock::AlreadyLost(lost)
         }
         HoldingEnd::Releases(Some(cell)) => Unlock::Wait(cell),
-        HoldingEnd::Releases(None) => Unlock::Send(release_command(lease)),
-    }
-}
-
-/// Returns the command that releases a lease.
-pub(super) fn release_command(lease: &HeldLease) -> Command {
-    let what = What::Leave {
-        id: lease.id.clone(),
-        may_be_plain: lease.run.is_granted_in_queue(),
-    };
-    Command::new(&lease.lock, what)
-}
-
-/// What a reply would have said about a lease of this client.
-pub(super) fn named(lease: &HeldLease) -> RefusedName {
-    RefusedName {
-        name: 0,
-        holder: lease.id.as_str().into(),
-        remaining: Some(Duration::ZERO),
-        detail: None,
+        HoldingEnd::Releases(None) => Unlock::Send(lease.release_command()),
     }
 }
 
@@ -389,10 +410,88 @@ fn end_unlock(
     let is_proof = unlocked == Unlocked::Released && entry.is_asked_for();
     if is_proof && !is_on(Mutant::OwnLeaseProvesNothing) {
         // A call whose deadline comes now has waited for this lease.
-        entry.last.held_until(cx.now, Arc::new(named(lease)));
+        entry.last.held_until(cx.now, Arc::new(lease.named()));
     }
     match unlocked {
         Unlocked::Unconfirmed => entry.release_later(lease, Counts::Lease, cx),
         _ => cx.note_released(lease),
+    }
+}
+
+impl LockEntry {
+    /// Begins the release of a lease that lingers, and that a call which wants it on other terms
+    /// cannot take; of any, if `wants` is `None`.
+    fn release_lingering(
+        &mut self,
+        wants: Option<&CallTerms>,
+        cx: &mut Context<'_>,
+    ) -> Option<(Arc<HeldLease>, Unlock)> {
+        let lease = Arc::clone(self.lingering()?);
+        if wants.is_some_and(|wants| lease.may_relock(wants, cx.now)) {
+            return None;
+        }
+        self.lingers_until = None;
+        let release = begin_release(self, &lease, lease.token(), cx);
+        Some((lease, release))
+    }
+}
+
+/// Leases that linger.
+impl Kernel {
+    /// Returns whether the lease with this id lingers under a name.
+    pub(crate) fn lingers(&self, name: &Name, id: &HolderId) -> bool {
+        let shard = self.shard(name).lock();
+        let lease = shard.get(name).and_then(|entry| entry.lingering());
+        lease.is_some_and(|lease| lease.id == *id)
+    }
+
+    /// Begins the release of each lease that lingers under a name of a call's lock, and that the
+    /// call cannot take. The caller sends it, and reports its end with `unlocked`.
+    pub(crate) fn release_for(
+        &self,
+        wants: &CallTerms,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> Vec<(Arc<HeldLease>, Unlock)> {
+        if !self.shared.has_lingered() {
+            return Vec::new();
+        }
+        let names = wants.lock.keys().names.iter();
+        let release = |name: &Name| {
+            self.with_existing(name, now, fx, |entry, cx| {
+                entry.release_lingering(Some(wants), cx)
+            })
+        };
+        names.filter_map(release).flatten().collect()
+    }
+
+    /// The same for a call for parts, which takes no lease that lingers.
+    pub(crate) fn release_for_parts(
+        &self,
+        locks: &[Arc<dyn Primitive>],
+        now: Instant,
+        fx: &mut Effects,
+    ) -> Vec<(Arc<HeldLease>, Unlock)> {
+        if !self.shared.has_lingered() {
+            return Vec::new();
+        }
+        let mut release = |lock: &Arc<dyn Primitive>| {
+            let name = lock.key(0).name;
+            self.with_existing(name, now, fx, |entry, cx| entry.release_lingering(None, cx))
+        };
+        locks.iter().filter_map(&mut release).flatten().collect()
+    }
+
+    /// Begins the release of each lease that lingers, in the same way.
+    pub(crate) fn release_lingering(
+        &self,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> Vec<(Arc<HeldLease>, Unlock)> {
+        let mut releases = Vec::new();
+        self.for_each(now, fx, |entry, cx| {
+            releases.extend(entry.release_lingering(None, cx));
+        });
+        releases
     }
 }

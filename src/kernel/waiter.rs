@@ -2,15 +2,17 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+#[cfg(all(test, any(sim, threads)))]
+use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
-use crate::error::{Cause, Error};
-use crate::kernel::fault::OpenCircuit;
+use crate::kernel::effects::Sleeper;
+use crate::kernel::failure::{Failure, Refused};
 use crate::kernel::held::HeldLease;
+use crate::kernel::holder::{Holder, Taker};
 use crate::parker::Parker;
 use crate::protocol::primitive::Primitive;
-use crate::protocol::refusal::RefusedName;
 use crate::sync::Mutex;
 use crate::token::FencingToken;
 use crate::wait_policy::WaitPolicy;
@@ -39,6 +41,49 @@ impl Wait {
                 backoff.limit().is_some_and(|limit| refusals >= limit)
             }
             Self::Queue(_) | Self::Once => false,
+        }
+    }
+}
+
+/// What the caller wants.
+#[derive(Clone)]
+pub(crate) struct CallTerms {
+    pub(crate) lock: Arc<dyn Primitive>,
+    pub(crate) terms: LeaseTerms,
+    pub(crate) wait: Wait,
+    pub(crate) deadline: Instant,
+    pub(crate) holder: Holder,
+    /// The engine sends all commands: the call can be cancelled.
+    pub(crate) by_engine: bool,
+}
+
+impl CallTerms {
+    pub(super) fn taker(&self) -> Taker<'_> {
+        Taker {
+            holder: &self.holder,
+            max_hold: self.terms.max_hold,
+        }
+    }
+}
+
+#[cfg(all(test, any(sim, threads)))]
+impl CallTerms {
+    /// Returns the terms of a call that waits without a deadline, for a lease without renewals.
+    pub(crate) fn endless(lock: &Arc<dyn Primitive>, ttl: Duration) -> Self {
+        Self {
+            lock: Arc::clone(lock),
+            terms: LeaseTerms {
+                ttl,
+                renew_every: None,
+                max_hold: Duration::MAX,
+                replicas: None,
+                handoffs: 0,
+                linger: Duration::ZERO,
+            },
+            wait: Wait::Queue(WaitPolicy::Wake),
+            deadline: Instant::NEVER,
+            holder: Holder::default(),
+            by_engine: false,
         }
     }
 }
@@ -102,10 +147,12 @@ impl WaiterCell {
             signal: None,
         }
     }
+}
 
-    /// Wakes the thread of the call.
-    pub(crate) fn unpark(&self) {
-        self.signal.as_deref().unwrap_or(&self.parker).unpark();
+impl Sleeper for WaiterCell {
+    /// Returns the parker that the thread of the call sleeps on.
+    fn parker(&self) -> &Parker {
+        self.signal.as_deref().unwrap_or(&self.parker)
     }
 }
 
@@ -116,59 +163,4 @@ pub(crate) enum Outcome {
     /// Another holder has the lock, or this client itself.
     Refused(Option<Refused>),
     Failed(Failure),
-}
-
-impl Failure {
-    pub(crate) fn unreachable(cause: Option<Cause>) -> Self {
-        Self::Unreachable { since: None, cause }
-    }
-
-    /// Returns the failure of a call that has waited for a long time: the breaker, which may be
-    /// open, is not the reason.
-    pub(crate) fn after_long(self) -> Self {
-        match self {
-            Self::Open { open, since, .. } => Self::Open {
-                open,
-                since,
-                has_sent: true,
-            },
-            other => other,
-        }
-    }
-}
-
-/// Why a call failed.
-#[derive(Clone, Debug)]
-pub(crate) enum Failure {
-    Closed,
-    Cancelled,
-    /// The breaker of the server is open. If a command of the call was sent before, the lock may
-    /// be held for it.
-    Open {
-        open: Box<OpenCircuit>,
-        since: Option<Instant>,
-        has_sent: bool,
-    },
-    /// Nobody refused it, and it has nothing: what it belongs to begins again.
-    Restart,
-    /// Redis has not answered since then, for this reason.
-    Unreachable {
-        since: Option<Instant>,
-        cause: Option<Cause>,
-    },
-    Rejected(Error),
-}
-
-/// A refusal.
-#[derive(Clone, Debug)]
-pub(crate) struct Refused {
-    pub(crate) sent: Instant,
-    pub(crate) arrived: Instant,
-    /// When the lock was last known to be taken: by the reply, or by a release message since.
-    pub(crate) confirmed: Instant,
-    /// When the lock ends, by the reply.
-    pub(crate) until: Instant,
-    pub(crate) by: Arc<RefusedName>,
-    /// `by` tells what Redis said. Otherwise nobody knows the holder.
-    pub(crate) is_said: bool,
 }

@@ -4,19 +4,11 @@
 //! If the wall clock has run ahead, the machine may have stood still, or the clock was set. Leases
 //! that Redis has not confirmed since are in doubt, but not lost.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::kernel::Kernel;
-use crate::kernel::context::Context;
-use crate::kernel::effects::Effects;
-use crate::kernel::held::HeldLease;
-use crate::kernel::lease::LeaseStatus;
-use crate::mutant::{Mutant, is_on};
 use crate::sync::Mutex;
-use crate::token::FencingToken;
 
 /// By how much the wall clock must have run ahead before all leases are renewed. If a thread is
 /// preempted between two readings, the clocks seem to differ by less.
@@ -47,7 +39,7 @@ impl WallClock {
 
     /// Records a step if the wall clock has run ahead since the last look, which is told by what it
     /// showed at the start. Returns whether it has.
-    fn look(&self, now: Instant, at_start: Duration) -> bool {
+    pub(super) fn look(&self, now: Instant, at_start: Duration) -> bool {
         let ahead = self.unnoticed(at_start);
         let is_step = ahead > LEAST_STEP;
         let is_back = nanos(at_start) < self.at_start.load(Ordering::Relaxed);
@@ -67,7 +59,7 @@ impl WallClock {
     }
 
     /// Returns by how much the wall clock has run ahead since the last look.
-    fn unnoticed(&self, at_start: Duration) -> Duration {
+    pub(super) fn unnoticed(&self, at_start: Duration) -> Duration {
         let before = self.at_start.load(Ordering::Relaxed);
         Duration::from_nanos(nanos(at_start).saturating_sub(before))
     }
@@ -86,64 +78,6 @@ impl WallClock {
 
 fn nanos(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
-impl Kernel {
-    /// The engine looks at the wall clock, which showed `at_start` at [`Instant::START`]. If it has
-    /// run ahead, all leases are renewed at once.
-    pub(crate) fn look_at_wall_clock(&self, at_start: Duration, now: Instant, fx: &mut Effects) {
-        if self.wall_clock.look(now, at_start) {
-            self.at(now, fx).for_each(|entry, cx| {
-                for held in entry.held.iter() {
-                    cx.distrust(&held.lease);
-                }
-            });
-        }
-    }
-
-    /// Returns the status of a lease for the holder of `token`. If it is in doubt, the engine asks
-    /// Redis at once.
-    pub(crate) fn status_of(
-        &self,
-        lease: &Arc<HeldLease>,
-        token: FencingToken,
-        at_start: Duration,
-        now: Instant,
-        fx: &mut Effects,
-    ) -> LeaseStatus {
-        let status = lease.status_for(token, now, fx);
-        match status {
-            LeaseStatus::Held(_) if self.is_in_doubt(lease, at_start, now) => {
-                if lease.distrust(self.ran_ahead(lease, at_start), now) {
-                    lease.rearm(&mut self.at(now, fx));
-                }
-                LeaseStatus::InDoubt
-            }
-            status => status,
-        }
-    }
-
-    /// Returns whether a lease that is held by the clock that counts may be over by the wall clock.
-    pub(crate) fn is_in_doubt(&self, lease: &HeldLease, at_start: Duration, now: Instant) -> bool {
-        let ahead = self.ran_ahead(lease, at_start);
-        !ahead.is_zero() && lease.validity(now) <= ahead && !is_on(Mutant::WallClockIsIgnored)
-    }
-
-    /// Returns by how much the wall clock has run ahead since Redis has confirmed the lease.
-    fn ran_ahead(&self, lease: &HeldLease, at_start: Duration) -> Duration {
-        let noticed = self.wall_clock.noticed(lease.confirmed_at());
-        noticed + self.wall_clock.unnoticed(at_start)
-    }
-}
-
-impl Context<'_> {
-    /// Plans a renewal of a lease that Redis has not confirmed since the wall clock ran ahead.
-    pub(super) fn distrust(&mut self, lease: &Arc<HeldLease>) {
-        let ahead = self.kernel.wall_clock.noticed(lease.confirmed_at());
-        if !ahead.is_zero() && lease.distrust(ahead, self.now) {
-            lease.rearm(self);
-        }
-    }
 }
 
 #[cfg(test)]

@@ -30,7 +30,6 @@ use crate::kernel::batch::Batch;
 use crate::kernel::command::{Attempt, Command, What};
 use crate::kernel::engine::Ticket;
 use crate::kernel::fault::Fault;
-use crate::kernel::table::entry_name;
 use crate::kernel::undo::{Counts, PendingRelease, Proof, may_run_until};
 use crate::majority::{Majority, Member};
 use crate::mutant::{Mutant, is_on};
@@ -149,7 +148,7 @@ impl Quorum {
                     return turn.end(ticket, Err(fault), now);
                 }
                 let wall = self.wall_at(now);
-                let (token, pause) = self.tokens.propose(entry_name(&*command.lock), wall);
+                let (token, pause) = self.tokens.propose(command.lock.key(0).name, wall);
                 *attempt = Attempt::Propose(token);
                 not_before = now.after(pause);
             }

@@ -7,7 +7,6 @@ use crate::clock::Instant;
 use crate::kernel::RUNS_WITHIN;
 use crate::kernel::command::What;
 use crate::kernel::fault::Fault;
-use crate::kernel::table::entry_name;
 use crate::kernel::undo::{Counts, PendingRelease, Proof, may_run_until};
 use crate::majority::Member;
 use crate::mutant::{Mutant, is_on};
@@ -60,7 +59,7 @@ impl Quorum {
         end: Result<Answer, Fault>,
     ) -> Result<Answer, Fault> {
         let round = &self.rounds[&no];
-        let name = entry_name(&*round.command.lock);
+        let name = round.command.lock.key(0).name;
         match end {
             Ok(Answer::Busy { cause, .. }) => {
                 let pause = self.tokens.split(name);

@@ -13,7 +13,6 @@ use crate::kernel::command::Command;
 use crate::kernel::effects::Effects;
 use crate::kernel::engine::{Engine, Outgoing};
 use crate::kernel::fault::Fault;
-use crate::kernel::table::entry_name;
 use crate::majority::Member;
 use crate::protocol::answer::Answer;
 use crate::quorum::lease::LinkNo;
@@ -66,7 +65,7 @@ impl Commands {
     ) -> Vec<ForServer> {
         let mut due = self.engine.due(kernel, now, members, fx);
         let Some(quorum) = &mut self.quorum else {
-            if kernel.limits.engine_sends {
+            if kernel.shared.limits.engine_sends {
                 // Their commands are under way, or have ended as not run.
                 kernel.take_left();
             }
@@ -202,7 +201,7 @@ fn tell(engine: &mut Engine, kernel: &Kernel, turn: &mut Turn<'_>, fx: &mut Effe
             }
             Event::Limit(lock, id, ttl) => kernel.limit(&*lock, &id, ttl),
             Event::Doubt(lock, id) => {
-                let (name, id) = (entry_name(&*lock), id.as_str().as_bytes());
+                let (name, id) = (lock.key(0).name, id.as_str().as_bytes());
                 kernel.doubt(name, id, turn.now, fx);
             }
         }

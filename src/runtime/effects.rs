@@ -3,12 +3,14 @@
 use std::sync::Arc;
 
 use crate::clock::Instant;
+use crate::config::OnRenew;
+use crate::holder_id::HolderId;
 use crate::kernel::Kernel;
 use crate::kernel::command::Command;
 use crate::kernel::effects::{Discard, Effects, Renewal, Told, WholeRenewed};
-use crate::kernel::held::HeldLease;
 use crate::logging::{self, contain};
 use crate::lost::Lost;
+use crate::protocol::primitive::Primitive;
 use crate::renewed::Renewed;
 use crate::runtime::state::Runtime;
 
@@ -44,11 +46,7 @@ impl Runtime {
     /// the thread of the callbacks.
     pub(crate) fn carry_out_here(&self, fx: Effects) {
         let mut owned = self.carry_out_but_drops(fx, Instant::NEVER);
-        owned.retain(|it| match it {
-            Discard::Holder(holder) => holder.has_callbacks(),
-            Discard::Lease(lease) => lease.has_callbacks(),
-            Discard::Listener(listener) => listener.has_callbacks(),
-        });
+        owned.retain(Discard::has_callbacks);
         if !owned.is_empty() {
             self.callbacks.run(Box::new(move || drop(owned)));
         }
@@ -84,27 +82,22 @@ impl Runtime {
             }
         }
         let mut owned = fx.discard;
-        for listener in fx.over {
-            let mut of_parts = Effects::default();
-            listener.give_up(&self.kernel, Instant::now(), &mut of_parts);
-            owned.push(Discard::Listener(listener));
-            owned.extend(self.carry_out_but_drops(of_parts, deadline));
+        for part in fx.over {
+            let mut of_part = Effects::default();
+            self.kernel.give_up(part, Instant::now(), &mut of_part);
+            owned.extend(self.carry_out_but_drops(of_part, deadline));
         }
         for told in fx.lost {
-            self.tell_loss(&told);
-            owned.push(Discard::Lease(told.lease));
+            self.tell_loss(told);
         }
-        for (lease, lost) in fx.lingering_lost {
-            self.log_lost_lingering(&lease, lost);
-            owned.push(Discard::Lease(lease));
+        for (lock, id, lost) in fx.lingering_lost {
+            self.log_lost_lingering(&lock, &id, lost);
         }
         for renewal in fx.renewed {
-            self.tell_renewal(&renewal);
-            owned.push(Discard::Lease(renewal.lease));
+            owned.extend(self.tell_renewal(renewal).map(Discard::OnRenew));
         }
         for renewal in fx.wholes_renewed {
-            owned.push(Discard::Lease(Arc::clone(&renewal.lease)));
-            self.tell_whole_renewal(renewal);
+            owned.extend(self.tell_whole_renewal(renewal).map(Discard::OnRenew));
         }
         for command in &fx.orphans {
             self.send_once(command, deadline);
@@ -112,79 +105,82 @@ impl Runtime {
         owned
     }
 
-    fn tell_loss(&self, told: &Told) {
-        let (lease, lost) = (&told.lease, told.lost);
-        if let Some(on_lost) = told.on_lost.clone() {
+    fn tell_loss(&self, mut told: Told) {
+        let lost = told.lost;
+        if let Some(on_lost) = told.on_lost.take() {
             self.callbacks.run(Box::new(move || on_lost(&lost)));
         }
         logging::warn!(
-            name:% = told.names(), holder:% = lease.id.short(), token = told.token.value(),
-            outcome:% = lost, ttl_ms = lease.ttl_ms(), trace_id = told.trace_id.as_deref();
-            "lost {}: {lost} (holder {}, token {})", told.names(), lease.id.short(), told.token
+            name:% = told.names(), holder:% = told.id.short(), token = told.token.value(),
+            outcome:% = lost, ttl_ms = told.ttl_ms, trace_id = told.trace_id.as_deref();
+            "lost {}: {lost} (holder {}, token {})", told.names(), told.id.short(), told.token
         );
     }
 
-    fn log_lost_lingering(&self, lease: &HeldLease, lost: Lost) {
+    fn log_lost_lingering(&self, lock: &Arc<dyn Primitive>, id: &HolderId, lost: Lost) {
         // The end of the client ends it as well.
         if lost == Lost::ShutDown {
             return;
         }
         self.meters.counters.lingering_lost.up();
         logging::warn!(
-            name:% = lease.lock, holder:% = lease.id.short(), outcome:% = lost;
-            "lost {} while nobody held it and its lease lingered: {lost} (holder {})",
-            lease.lock, lease.id.short()
+            name:% = lock, holder:% = id.short(), outcome:% = lost;
+            "lost {lock} while nobody held it and its lease lingered: {lost} (holder {})",
+            id.short()
         );
     }
 
-    fn tell_renewal(&self, renewal: &Renewal) {
-        let lease = &renewal.lease;
+    /// Returns the callback if it is not run.
+    fn tell_renewal(&self, mut renewal: Renewal) -> Option<Arc<OnRenew>> {
         match &renewal.end {
             Ok(confirmed) => {
                 let Some(remaining) = confirmed.remaining else {
-                    return;
+                    return renewal.on_renew;
                 };
-                let on_renew = lease.on_renew().filter(|_| self.callbacks.has_room());
-                if let Some(on_renew) = on_renew {
+                let has_room = self.callbacks.has_room();
+                if let Some(on_renew) = renewal.on_renew.take_if(|_| has_room) {
                     let renewed = Renewed {
-                        name: lease.lock.key(0).name.as_given(),
-                        holder_id: lease.id.clone(),
-                        fencing_token: lease.token(),
+                        name: renewal.lock.key(0).name.as_given(),
+                        holder_id: renewal.id.clone(),
+                        fencing_token: renewal.token,
                         remaining,
                         took: confirmed.took,
                     };
                     self.callbacks.run(Box::new(move || on_renew(&renewed)));
                 }
                 logging::debug!(
-                    name:% = lease.lock, holder:% = lease.id.short(), outcome = "renewed",
-                    ttl_ms = lease.ttl_ms(), remaining_ms = remaining.as_millis() as u64,
-                    trace_id = lease.trace_id().as_deref();
-                    "renewed {} for {remaining:?}", lease.lock
+                    name:% = renewal.lock, holder:% = renewal.id.short(), outcome = "renewed",
+                    ttl_ms = renewal.ttl_ms, remaining_ms = remaining.as_millis() as u64,
+                    trace_id = renewal.trace_id.as_deref();
+                    "renewed {} for {remaining:?}", renewal.lock
                 );
             }
             Err(fault) => {
                 logging::debug!(
-                    name:% = lease.lock, holder:% = lease.id.short(), outcome = "not renewed",
-                    ttl_ms = lease.ttl_ms(), trace_id = lease.trace_id().as_deref();
-                    "not renewed {}, will retry: {fault}", lease.lock
+                    name:% = renewal.lock, holder:% = renewal.id.short(), outcome = "not renewed",
+                    ttl_ms = renewal.ttl_ms, trace_id = renewal.trace_id.as_deref();
+                    "not renewed {}, will retry: {fault}", renewal.lock
                 );
             }
         }
+        renewal.on_renew
     }
 
-    fn tell_whole_renewal(&self, renewal: WholeRenewed) {
+    /// Returns the callback if it is not run.
+    fn tell_whole_renewal(&self, renewal: WholeRenewed) -> Option<Arc<OnRenew>> {
+        let on_renew = renewal.on_renew;
         if !self.callbacks.has_room() {
-            return;
+            return Some(on_renew);
         }
         let renewed = Renewed {
             name: renewal.names[0].as_given(),
-            holder_id: renewal.lease.id.clone(),
+            holder_id: renewal.id,
             fencing_token: renewal.token,
             remaining: Instant::now().until(renewal.until),
             took: renewal.took,
         };
-        let on_renew = renewal.on_renew;
         self.callbacks.run(Box::new(move || on_renew(&renewed)));
+        None
     }
 
     /// Sends a release once: the engine, which would repeat it, has ended.

@@ -16,8 +16,9 @@ use crate::clock::Instant;
 use crate::kernel::Kernel;
 use crate::kernel::command::Command;
 use crate::kernel::effects::Effects;
+use crate::kernel::failure::Failure;
 use crate::kernel::fault::Fault;
-use crate::kernel::waiter::{Failure, Wait};
+use crate::kernel::waiter::Wait;
 use crate::parker::Parker;
 use crate::protocol::answer::Answer;
 use crate::set::at_once::{AtOnce, AttemptStep};
@@ -115,14 +116,14 @@ impl SetAcquire {
 
     /// The attempt has ended: the set gives back what it has.
     fn give_back(&mut self, missed: Missed, turn: &mut Turn<'_>) -> SetStep {
-        let is_by_engine = self.call.wants.by_engine || turn.kernel.limits.engine_sends;
+        let is_by_engine = self.call.wants.by_engine || turn.kernel.shared.limits.engine_sends;
         let (lease, kernel, now) = (&self.call.lease, turn.kernel, turn.now);
         if is_by_engine {
             cut(lease, 0, kernel, now, turn.fx);
         } else {
             let commands = lease.give_back(kernel, now, turn.fx);
             if !commands.is_empty() {
-                let until = now.after(kernel.limits.command_timeout);
+                let until = now.after(kernel.shared.limits.command_timeout);
                 self.stage = Stage::GivingBack(commands.clone(), missed);
                 return SetStep::GiveBack(commands, until.min(self.call.wants.deadline));
             }

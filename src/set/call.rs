@@ -6,11 +6,12 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
 use crate::kernel::Kernel;
-use crate::kernel::call::CallTerms;
 use crate::kernel::command::Command;
 use crate::kernel::effects::Effects;
+use crate::kernel::failure::{Failure, Refused};
 use crate::kernel::holder::Holder;
-use crate::kernel::waiter::{Failure, Outcome, Refused, Wait};
+use crate::kernel::waiter::CallTerms;
+use crate::kernel::waiter::{Outcome, Wait};
 use crate::mutant::{Mutant, is_on};
 use crate::protocol::primitive::Primitive;
 use crate::set::lease::SetLease;
@@ -110,7 +111,7 @@ impl SetCall {
 
     /// The thread of the call goes on: it keeps its names for a while.
     pub(super) fn build(&self, turn: &Turn<'_>) {
-        let within = BUILT_WITHIN.max(turn.kernel.limits.command_timeout);
+        let within = BUILT_WITHIN.max(turn.kernel.shared.limits.command_timeout);
         self.lease.build(turn.now.after(within));
     }
 

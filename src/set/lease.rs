@@ -15,11 +15,11 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::kernel::Kernel;
-use crate::kernel::effects::{Effects, Told, WholeRenewed};
+use crate::kernel::effects::{AnyLease, Effects, MayOwnClosure, Told, WholeRenewed};
 use crate::kernel::held::HeldLease;
 use crate::kernel::holder::{Facts, Holder};
-use crate::kernel::lease::LeaseStatus;
 use crate::kernel::part::{Part, PartListener, PartState, Whole};
+use crate::lease::status::LeaseStatus;
 use crate::lost::Lost;
 use crate::mutant::{Mutant, is_on};
 use crate::set::names::SetNames;
@@ -58,6 +58,8 @@ struct Slot {
     /// `None` until it is granted.
     lease: Option<PartLease>,
     is: PartState,
+    /// What its renewals set.
+    ttl: Duration,
     /// How often it had been renewed when the set was held.
     before: u32,
 }
@@ -332,42 +334,32 @@ impl SetLease {
 }
 
 impl PartListener for SetLease {
-    fn part_is(&self, number: usize, is: PartState, fx: &mut Effects) -> bool {
+    fn part_is(&self, number: usize, is: PartState, fx: &mut Effects) {
         let mut inner = self.inner.lock();
         let (turn, number) = (number / inner.parts.len(), number % inner.parts.len());
         if inner.parts[number].turn != turn {
-            return false;
+            return;
         }
         let is_building = matches!(inner.phase, Phase::Building(_));
         let PartState::Lost(lost) = is else {
-            inner.parts[number].is = is;
-            inner.look_at_renewals(is, &self.names, fx);
-            return false;
+            inner.parts[number].note(is);
+            return inner.look_at_renewals(is, &self.names, fx);
         };
         if is_building && is_on(Mutant::BuildingForgetsALoss) {
-            return false;
+            return;
         }
         // If nobody has looked for so long, the set has ended before the part.
         let is_after_end = lost == Lost::Expired && inner.ends_at <= inner.valid_until();
         inner.parts[number].is = is;
         match inner.phase {
-            Phase::Held if is_after_end => {
-                inner.lose(Lost::MaxHold, &self.names, fx);
-                false
-            }
-            Phase::Held => {
-                inner.lose(lost, &self.names, fx);
-                true
-            }
+            // Its parts stay: the critical section may still run.
+            Phase::Held if is_after_end => inner.lose(Lost::MaxHold, &self.names, fx),
+            Phase::Held => inner.lose_parts(lost, &self.names, fx),
             Phase::Ending if is_on(Mutant::EndingIsTold) => {
-                inner.lose(lost, &self.names, fx);
-                true
+                inner.lose_parts(lost, &self.names, fx);
             }
-            Phase::Lost(_) if is_on(Mutant::EachPartIsTold) => {
-                inner.lose(lost, &self.names, fx);
-                false
-            }
-            Phase::Building(_) | Phase::Ending | Phase::Lost(_) | Phase::Over => false,
+            Phase::Lost(_) if is_on(Mutant::EachPartIsTold) => inner.lose(lost, &self.names, fx),
+            Phase::Building(_) | Phase::Ending | Phase::Lost(_) | Phase::Over => {}
         }
     }
 
@@ -383,17 +375,22 @@ impl PartListener for SetLease {
             Phase::Building(_) | Phase::Lost(_) | Phase::Over => Whole::IsOver,
         }
     }
+}
 
+impl MayOwnClosure for SetLease {
     fn has_callbacks(&self) -> bool {
         self.inner.lock().holder.has_callbacks()
-    }
-
-    fn give_up(&self, kernel: &Kernel, now: Instant, fx: &mut Effects) {
-        self.give_up_parts(kernel, now, fx);
     }
 }
 
 impl Slot {
+    fn note(&mut self, is: PartState) {
+        if let PartState::Valid { ttl, .. } = is {
+            self.ttl = ttl;
+        }
+        self.is = is;
+    }
+
     fn renewals(&self) -> u32 {
         match self.is {
             PartState::Valid { renewals, .. } => renewals,
@@ -408,6 +405,7 @@ impl Default for Slot {
             turn: 0,
             lease: None,
             is: PartState::UNKNOWN,
+            ttl: Duration::ZERO,
             before: 0,
         }
     }
@@ -462,13 +460,21 @@ impl Inner {
         if let Some((first, token)) = &self.parts[0].lease {
             fx.wholes_renewed.push(WholeRenewed {
                 names: Arc::clone(names.names()),
-                lease: Arc::clone(first),
+                id: first.id.clone(),
                 token: *token,
                 until: self.end(),
                 took,
                 on_renew: Arc::clone(on_renew),
             });
         }
+    }
+
+    /// A part is lost, and the set with it: the other parts are given up.
+    fn lose_parts(&mut self, lost: Lost, names: &SetNames, fx: &mut Effects) {
+        self.lose(lost, names, fx);
+        let granted = self.parts.iter().filter_map(|slot| slot.lease.as_ref());
+        let parts = granted.map(|(lease, _)| -> AnyLease { lease.clone() });
+        fx.over.extend(parts);
     }
 
     /// The set is lost. Its holder learns that at once: a stopped thread cannot delay it.
@@ -482,10 +488,12 @@ impl Inner {
             return;
         };
         fx.lost.push(Told {
-            lease: Arc::clone(first),
+            lock: Arc::clone(&first.lock),
             whole: Some(Arc::clone(names.names())),
-            lost,
+            id: first.id.clone(),
             token: *token,
+            lost,
+            ttl_ms: self.parts[0].ttl.as_millis() as u64,
             trace_id: self.holder.trace_id().cloned(),
             on_lost: self.holder.on_lost().cloned(),
         });

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use crate::kernel::failure::Failure;
 use crate::kernel::held::HeldLease;
-use crate::kernel::lease::OperationCell;
-use crate::kernel::waiter::Failure;
+use crate::kernel::operation::OperationCell;
 use crate::mutant::{Mutant, is_on};
 use crate::parker::Parker;
 

@@ -12,9 +12,10 @@ use std::time::Duration;
 
 use crate::clock::{Instant, LONGEST_SLEEP};
 use crate::kernel::busy::no_holder_since;
+use crate::kernel::failure::{Failure, Refused};
 use crate::kernel::last_reply::last_attempt;
 use crate::kernel::places::{UNSUBSCRIBED, next_attempt};
-use crate::kernel::waiter::{Failure, Refused, Wait};
+use crate::kernel::waiter::Wait;
 use crate::kernel::watch::{News, Watching};
 use crate::majority::SPLIT;
 use crate::mutant::{Mutant, is_on};
@@ -132,7 +133,7 @@ impl Watched {
         if turn.now >= call.wants.deadline {
             return Next::Done(SetOutcome::Refused(call.last.take()));
         }
-        if since.until(turn.now) >= turn.kernel.limits.unreachable_for {
+        if since.until(turn.now) >= turn.kernel.shared.limits.unreachable_for {
             let failure = if is_split {
                 no_holder_since(since, SPLIT)
             } else {
@@ -230,7 +231,7 @@ impl Watched {
         call: &SetCall,
         turn: &Turn<'_>,
     ) -> Instant {
-        let (now, backstop) = (turn.now, turn.kernel.limits.backstop);
+        let (now, backstop) = (turn.now, turn.kernel.shared.limits.backstop);
         let pause = if is_live {
             jittered(backstop)
         } else {

@@ -14,15 +14,16 @@ use super::plan::{Actor, Family};
 use super::server::{MS, Server, Time, key_of};
 use super::world::{COMMAND_TIMEOUT, Checked, World};
 use crate::clock::Instant;
+use crate::holder_id::HolderId;
 use crate::kernel::Kernel;
 use crate::kernel::call::Call;
 use crate::kernel::effects::{Effects, Told};
 use crate::kernel::entry::LockEntry;
 use crate::kernel::held::HeldLease;
-use crate::kernel::lease::LeaseStatus;
 use crate::kernel::request::RequestState;
 use crate::kernel::steps::{take_counts, uncounted};
 use crate::kernel::waiter::Outcome;
+use crate::lease::status::LeaseStatus;
 use crate::lost::Lost;
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;
@@ -67,7 +68,7 @@ pub(super) fn held_names(kernel: &Kernel, names: &BTreeSet<Name>) -> BTreeSet<Na
 /// Runs `act` on each entry of a kernel.
 pub(super) fn each_entry(kernel: &Kernel, names: &BTreeSet<Name>, mut act: impl FnMut(&LockEntry)) {
     for name in names {
-        if let Some(entry) = kernel.table.shard(name).lock().get(name) {
+        if let Some(entry) = kernel.shard(name).lock().get(name) {
             uncounted(|| act(entry));
         }
     }
@@ -81,7 +82,7 @@ pub(super) fn has_owner<'a>(
     id: &str,
 ) -> bool {
     // The entry has given away a lease that a round will release.
-    let mut found = kernel.is_closed() && kernel.schedule.lock().has_lease(id);
+    let mut found = kernel.is_closed() && kernel.shared.schedule.lock().has_lease(id);
     each_entry(kernel, names, |entry| {
         found |= entry.held.iter().any(|held| held.lease.id.as_str() == id);
         found |= entry.requests.walk().any(|request| {
@@ -105,6 +106,7 @@ impl World {
     pub(super) fn after_kernel(&mut self, client: usize, fx: &mut Effects) -> Checked {
         self.check_steps()?;
         for (lease, token) in std::mem::take(&mut fx.began) {
+            let lease = lease.downcast::<HeldLease>().expect("a lease begins");
             self.say(|| format!("c{client} holds {:?} token {token}", lease.id));
             if self.clients[client].kernel.is_closed() {
                 let text = format!("c{client} is closed, and gives {:?}", lease.id);
@@ -203,12 +205,17 @@ impl World {
         Ok(())
     }
 
+    fn is_renewed(&self, id: &HolderId) -> bool {
+        let lease = self.leases.iter().find(|it| it.lease.id == *id);
+        lease.is_some_and(|it| it.lease.is_renewed())
+    }
+
     /// P14: no lease that was whole is lost because servers restart one after the other.
     fn is_lost_by_restarts(&self, told: &Told) -> bool {
         self.plan.family == Family::Restarts
             && matches!(told.lost, Lost::Deleted | Lost::Taken)
-            && told.lease.is_renewed()
-            && !self.over.contains(told.lease.id.as_str())
+            && self.is_renewed(&told.id)
+            && !self.over.contains(told.id.as_str())
     }
 
     /// P15: no lease outlives its release by force for longer than until its next renewal.
@@ -233,7 +240,7 @@ impl World {
 
     /// Returns whether the servers have a lease of which a reply is said to have told the loss.
     fn still_has(&self, told: &Told) -> bool {
-        let id = told.lease.id.as_str();
+        let id = told.id.as_str();
         let has_it = |server: &&Server| {
             let now = server.now(self.now);
             server.data.values().any(|data| data.is_held_by(id, now))

@@ -10,6 +10,7 @@ mod seeds;
 mod server;
 mod world;
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use plan::families::plan;
@@ -20,6 +21,11 @@ use crate::clock::Instant;
 use crate::kernel::bounds::{bound_of, lower};
 use crate::mutant::{Mutant, switch_on};
 use crate::random;
+use crate::sync::Mutex;
+
+/// With `SIM_DIGEST`, of all steps of a family's plans, run alone: a change of the source that
+/// decides nothing otherwise leaves it as it is.
+static DIGEST: Mutex<Option<DefaultHasher>> = Mutex::new(None);
 
 /// A run that violated a property.
 struct Failure {
@@ -32,6 +38,9 @@ fn run(plan: &Plan, is_traced: bool) -> Result<Report, Box<Failure>> {
     lower(plan.low);
     let mut world = World::new(plan.clone(), is_traced);
     let end = checked(|| world.run());
+    if let Some(digest) = &mut *DIGEST.lock() {
+        world.log.hash(digest);
+    }
     random::seed(None);
     lower(None);
     match end {
@@ -171,19 +180,23 @@ fn run_family(family: Family) {
             Box::new(seeds.map(move |seed| plan(family, seed)))
         }
     };
+    let is_traced = std::env::var("SIM_DIGEST").is_ok();
+    *DIGEST.lock() = is_traced.then(DefaultHasher::new);
     let low = std::env::var("SIM_LOW").ok();
     let low = low.map(|name| bound_of(&name).expect("SIM_LOW is a bound"));
     let mut sum = Report::default();
     let mut count = 0;
     for mut plan in plans {
         plan.low = low.or(plan.low);
-        match run(&plan, false) {
+        match run(&plan, is_traced) {
             Ok(report) => sum.add(&report),
             Err(failure) => report_failure(&plan, &failure),
         }
         count += 1;
     }
-    println!("{family:?}: {count} seeds, {sum:?}");
+    let digest = DIGEST.lock().take();
+    let digest = digest.map_or_else(String::new, |it| format!(", steps {:016x}", it.finish()));
+    println!("{family:?}: {count} seeds, {sum:?}{digest}");
 }
 
 /// Panics with the plan, made smaller unless `SIM_SHRINK` is 0, and the last steps of its run:

@@ -13,10 +13,12 @@ use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::kernel::call::{Call, CallTerms, Step};
+use crate::kernel::call::{Call, Step};
 use crate::kernel::effects::Effects;
+use crate::kernel::failure::Failure;
 use crate::kernel::held::HeldLease;
-use crate::kernel::waiter::{Failure, Outcome};
+use crate::kernel::waiter::CallTerms;
+use crate::kernel::waiter::Outcome;
 use crate::kernel::{Kernel, Limits};
 use crate::protocol::answer::Answer;
 use crate::protocol::cohort::CohortKeys;

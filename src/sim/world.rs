@@ -36,18 +36,19 @@ use super::server::{MS, Message, START, Server, Time, key_of};
 use crate::clock::Instant;
 use crate::error::Cause;
 use crate::kernel::Kernel;
-use crate::kernel::call::{Call, CallTerms, Step};
+use crate::kernel::call::{Call, Step};
 use crate::kernel::command::Command;
-use crate::kernel::effects::Effects;
+use crate::kernel::effects::{AnyLease, Effects};
 use crate::kernel::engine::Route;
+use crate::kernel::failure::Failure;
 use crate::kernel::fault;
 use crate::kernel::held::HeldLease;
-use crate::kernel::lease::{OperationCell, Wanted};
-use crate::kernel::part::PartListener;
+use crate::kernel::operation::{OperationCell, Wanted};
 use crate::kernel::release_tries::ReleaseTries;
 use crate::kernel::steps::begin_event;
 use crate::kernel::unlock::{Unlock, Unlocked};
-use crate::kernel::waiter::{Failure, Outcome};
+use crate::kernel::waiter::CallTerms;
+use crate::kernel::waiter::Outcome;
 use crate::majority::Member;
 use crate::name::Name;
 use crate::protocol::answer::Answer;
@@ -181,7 +182,7 @@ enum Todo {
     /// Writes the undos of commands without a reply behind these.
     Undo(Vec<Command>),
     /// Gives up the other parts of what has ended with one of them.
-    GiveUp(Arc<dyn PartListener>),
+    GiveUp(Vec<AnyLease>),
     /// Closes the connection of a caller.
     Close,
     /// Writes a command that was decided then.

@@ -9,13 +9,15 @@ use shuttle::thread::yield_now;
 
 use crate::cancel::CancelToken;
 use crate::clock::Instant;
-use crate::kernel::call::{Call, CallTerms, Step};
+use crate::kernel::call::{Call, Step};
 use crate::kernel::command::{Command, Inbox};
 use crate::kernel::effects::Effects;
 use crate::kernel::engine::{Engine, Route, Ticket};
+use crate::kernel::failure::Failure;
 use crate::kernel::held::HeldLease;
 use crate::kernel::unlock::{Unlock, Unlocked};
-use crate::kernel::waiter::{Failure, Outcome};
+use crate::kernel::waiter::CallTerms;
+use crate::kernel::waiter::Outcome;
 use crate::kernel::{Kernel, Limits};
 use crate::name::Name;
 use crate::protocol::answer::Answer;

@@ -11,7 +11,8 @@ use crate::cancel::CancelToken;
 use crate::client::World;
 use crate::kernel::call::{Call, Step};
 use crate::kernel::engine::Engine;
-use crate::kernel::waiter::{Failure, Outcome};
+use crate::kernel::failure::Failure;
+use crate::kernel::waiter::Outcome;
 use crate::models::{check, fair_mutex, mutex, run};
 use crate::mutant::{Mutant, switch_on};
 

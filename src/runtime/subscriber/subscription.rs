@@ -6,7 +6,6 @@ use std::sync::Arc;
 use crate::clock::Instant;
 use crate::error::Error;
 use crate::kernel::effects::Effects;
-use crate::kernel::table::entry_name;
 use crate::name::{Name, NameTable};
 use crate::protocol::primitive::Primitive;
 use crate::runtime::endpoint::Endpoint;
@@ -52,7 +51,7 @@ impl Runtime {
     /// Subscribes for a lock, unless nobody waits for it any more. Tells the kernel from which
     /// servers its messages come already.
     fn subscribe(&self, lock: &Arc<dyn Primitive>, change: u64) -> bool {
-        let name = entry_name(&**lock).clone();
+        let name = lock.key(0).name.clone();
         let (mut live, mut fx) = (Vec::new(), Effects::default());
         {
             let mut table = self.subscriptions.0.lock();

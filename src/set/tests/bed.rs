@@ -7,17 +7,19 @@ use std::time::Duration;
 use crate::cause::Cause;
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
-use crate::kernel::call::{Call, CallTerms, Step};
+use crate::kernel::call::{Call, Step};
 use crate::kernel::command::{Command, Inbox};
 use crate::kernel::effects::{Effects, Told, WholeRenewed};
 use crate::kernel::engine::Route;
 use crate::kernel::fault::Fault;
 use crate::kernel::holder::Holder;
-use crate::kernel::lease::{LeaseStatus, Wanted};
+use crate::kernel::operation::Wanted;
 use crate::kernel::part::PartTerms;
 use crate::kernel::unlock::Unlocked;
+use crate::kernel::waiter::CallTerms;
 use crate::kernel::waiter::{Outcome, Wait};
 use crate::kernel::{Kernel, Limits};
+use crate::lease::status::LeaseStatus;
 use crate::lost::Lost;
 use crate::majority::Majority;
 use crate::mutant::{Mutant, switch_on};
@@ -193,9 +195,9 @@ impl Bed {
         self.told.extend(fx.lost);
         self.renewed.extend(fx.wholes_renewed);
         let mut over = VecDeque::from(fx.over);
-        while let Some(listener) = over.pop_front() {
+        while let Some(part) = over.pop_front() {
             let mut fx = Effects::default();
-            listener.give_up(&self.kernel, self.at(), &mut fx);
+            self.kernel.give_up(part, self.at(), &mut fx);
             self.told.extend(fx.lost);
             over.extend(fx.over);
         }

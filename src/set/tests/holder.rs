@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::bed::{Bed, NAMES, is_needed};
 use crate::kernel::effects::Effects;
 use crate::kernel::holder::{Holder, Reports};
-use crate::kernel::lease::{LeaseStatus, Wanted};
+use crate::kernel::operation::Wanted;
+use crate::lease::status::LeaseStatus;
 use crate::lost::Lost;
 use crate::mutant::Mutant;
 use crate::set::lease::SetLease;
@@ -103,7 +104,7 @@ fn a_renewal_is_told_once_all_parts_have_it() {
             }
         }
         let last = bed.renewed.last().expect("there were three");
-        assert_eq!(last.lease.id, first);
+        assert_eq!(last.id, first);
         assert_eq!(*last.names, NAMES.map(crate::name::Name::from));
         assert_eq!(
             Some(last.until),

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use super::bed::{Bed, TTL, is_needed};
-use crate::kernel::call::{Call, CallTerms, Step};
+use crate::kernel::call::{Call, Step};
 use crate::kernel::effects::Effects;
 use crate::kernel::unlock::Unlocked;
+use crate::kernel::waiter::CallTerms;
 use crate::kernel::waiter::Outcome;
 use crate::mutant::Mutant;
 

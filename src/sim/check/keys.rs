@@ -40,7 +40,7 @@ impl World {
         let is_low = matches!(self.plan.low, Some(Bound::KeySeen | Bound::Recent));
         let it = &self.clients[client];
         is_low
-            && (it.kernel.pending.lock().has_forgotten(id)
+            && (it.kernel.shared.pending.lock().has_forgotten(id)
                 || it.quorum().is_some_and(|quorum| quorum.has_forgotten(id)))
     }
 
@@ -49,7 +49,7 @@ impl World {
     fn is_known(&self, client: usize, server: Member, id: &str) -> bool {
         let kernel = &self.clients[client].kernel;
         let is_pending = || {
-            let pending = kernel.pending.lock();
+            let pending = kernel.shared.pending.lock();
             !pending.is_empty() && pending.has(base(id).as_bytes())
         };
         let is_known_at = |quorum: &Quorum| quorum.knows(server, id);
@@ -109,16 +109,16 @@ impl World {
             let kernel = &client.kernel;
             let mut left = Vec::new();
             each_entry(kernel, &self.names, |entry| left.push(format!("{entry:?}")));
-            if !kernel.pending.lock().is_empty() {
+            if !kernel.shared.pending.lock().is_empty() {
                 left.push(format!(
                     "pending {:?}",
-                    kernel.pending.lock().ids().collect::<Vec<_>>()
+                    kernel.shared.pending.lock().ids().collect::<Vec<_>>()
                 ));
             }
-            if client.in_flight() > 0 || !kernel.table.ids.lock().is_empty() {
+            if client.in_flight() > 0 || !kernel.shared.ids.lock().is_empty() {
                 left.push("commands, rounds or ids".into());
             }
-            if kernel.schedule.lock().next() < Instant::NEVER {
+            if kernel.shared.schedule.lock().next() < Instant::NEVER {
                 left.push("the schedule".into());
             }
             if !left.is_empty() {

@@ -8,7 +8,6 @@ use crate::clock::Instant;
 use crate::kernel::call::Call;
 use crate::kernel::fault;
 use crate::kernel::request::{RequestState, Serves};
-use crate::kernel::table::entry_name;
 use crate::kernel::waiter::{Outcome, Wait, Waiter};
 use crate::majority::Member;
 use crate::name::Name;
@@ -105,7 +104,7 @@ impl World {
 
     /// A lease of the client has ended by its release: until now the lock was taken.
     pub(in crate::sim) fn note_own_end(&mut self, client: usize, lock: &dyn Primitive) {
-        let of_set = entry_name(lock).clone();
+        let of_set = lock.keys().key(0).name.clone();
         for name in lock.keys().names.iter().chain([&of_set]) {
             self.note_own_name(client, name);
         }
@@ -145,7 +144,7 @@ impl World {
     fn is_abandoned(&self, client: usize, server: Member, id: &str) -> bool {
         let kernel = &self.clients[client].kernel;
         let quorum = self.clients[client].quorum();
-        let mut found = kernel.pending.lock().has(id.as_bytes())
+        let mut found = kernel.shared.pending.lock().has(id.as_bytes())
             || quorum.is_some_and(|quorum| quorum.has_left(server, id));
         each_entry(kernel, &self.names, |entry| {
             found |= entry.requests.walk().any(|request| {

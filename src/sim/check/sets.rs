@@ -12,8 +12,8 @@ use crate::kernel::command::{Attempt, Command, What};
 use crate::kernel::effects::{Effects, Told};
 use crate::kernel::fault;
 use crate::kernel::held::HeldLease;
-use crate::kernel::lease::LeaseStatus;
 use crate::kernel::part::Part;
+use crate::lease::status::LeaseStatus;
 use crate::lost::Lost;
 use crate::protocol::answer::Answer;
 use crate::set::acquire::{SetAcquire, SetStep};
@@ -112,7 +112,7 @@ impl World {
     pub(super) fn check_told(&mut self, client: usize, told: &Told) -> Checked {
         let now = self.clocks[client].at(self.now);
         let mut sets = self.sets.iter();
-        let is_its = |it: &RegisteredSet| Arc::ptr_eq(&it.parts[0], &told.lease);
+        let is_its = |it: &RegisteredSet| it.parts[0].id == told.id;
         let Some(n) = sets.position(is_its) else {
             return Err(self.violation("S1", format!("{told:?} was not held")));
         };

@@ -8,12 +8,11 @@ use crate::kernel::Kernel;
 use crate::kernel::call::Call;
 use crate::kernel::entry::LockEntry;
 use crate::kernel::request::{RequestState, Serves};
-use crate::kernel::table::entry_name;
 use crate::name::Name;
 use crate::sim::world::{Checked, World};
 
 fn check_entry(entry: &LockEntry, kernel: &Kernel, problems: &mut Vec<String>) {
-    let pending = kernel.pending.lock();
+    let pending = kernel.shared.pending.lock();
     for held in entry.held.iter() {
         if pending.has_for(&held.lease.lock, &held.lease.id) {
             problems.push(format!(
@@ -83,8 +82,8 @@ impl World {
         let mut problems = table_problems(kernel, &self.names, self.parked(client));
         let leases = self.leases.iter().filter(|it| it.client == client);
         for it in leases.filter(|it| it.lease.is_open()) {
-            let name = entry_name(&*it.lease.lock);
-            let shard = kernel.table.shard(name).lock();
+            let name = it.lease.lock.key(0).name;
+            let shard = kernel.shard(name).lock();
             let entry = shard.get(name);
             if !entry.is_some_and(|entry| entry.holds(&it.lease.id)) {
                 problems.push(format!("{:?} is in no list of leases", it.lease.id));
@@ -132,7 +131,7 @@ fn table_problems<'a>(
             problems.push(format!("call {} is in no list and has no outcome", call.no));
         }
     }
-    let index = kernel.table.ids.lock();
+    let index = kernel.shared.ids.lock();
     let indexed: BTreeSet<String> = index.keys().map(|id| id.as_str().to_owned()).collect();
     if indexed != ids {
         problems.push(format!("the index has {indexed:?}, the requests {ids:?}"));

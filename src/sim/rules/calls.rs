@@ -11,11 +11,11 @@ use crate::kernel::call::{Call, Step};
 use crate::kernel::command::What;
 use crate::kernel::effects::Effects;
 use crate::kernel::engine::{Engine, Outgoing};
+use crate::kernel::failure::Failure;
 use crate::kernel::fault::{Fault, OpenCircuit};
-use crate::kernel::table::entry_name;
 use crate::kernel::undo::{PendingRelease, Proof};
 use crate::kernel::unlock::Unlock;
-use crate::kernel::waiter::{Failure, Outcome, Wait};
+use crate::kernel::waiter::{Outcome, Wait};
 use crate::mutant::{Mutant, switch_on};
 use crate::protocol::answer::Answer;
 use crate::protocol::fair::FairMutexKeys;
@@ -313,7 +313,7 @@ fn call_that_nobody_refuses_before_its_deadline_asks_again() {
     let lock = FairMutexKeys::of(Keys::new("a".into(), "lock:", "lock_release:"));
     let id = lock.fresh_id("o");
     let release = PendingRelease::new(&lock, &id, at(5_000), Proof::KeySeen);
-    kernel.pending.lock().push(release, at(0));
+    kernel.shared.pending.lock().push(release, at(0));
     let mut waits = call_for(&kernel, &lock, [4 * SECOND, SECOND / 10], at(0));
     waits.begin(&kernel, at(0), &mut fx);
     let sent = engine.due(&kernel, at(0), &ONE_SERVER, &mut fx);
@@ -356,8 +356,8 @@ fn release_by_another_proves_that_the_lock_was_taken_and_an_own_undo_does_not() 
         }
         let id = HolderId::parse(OWN_UNDO).expect("an id");
         let undo = PendingRelease::new(&lock, &id, at(60_000), Proof::KeySeen);
-        kernel.pending.lock().push(undo, at(20));
-        kernel.announced(entry_name(&*lock), released, at(500), &mut fx);
+        kernel.shared.pending.lock().push(undo, at(20));
+        kernel.announced(lock.key(0).name, released, at(500), &mut fx);
         call.woken(&kernel, at(1_400), &mut fx)
     };
     let by_another = outcome(b"x");

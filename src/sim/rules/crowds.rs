@@ -49,10 +49,10 @@ fn ends_late_reader() -> bool {
     let _calls = late_reader(&kernel, &mut fx);
     let mut engine = Engine::default();
     engine.due(&kernel, at(2_900), &ONE_SERVER, &mut fx);
-    let is_ended = !kernel.pending.lock().is_empty();
+    let is_ended = !kernel.shared.pending.lock().is_empty();
     // In the end it is one that stands still.
     engine.due(&kernel, at(3_051), &ONE_SERVER, &mut fx);
-    assert!(!kernel.pending.lock().is_empty());
+    assert!(!kernel.shared.pending.lock().is_empty());
     is_ended
 }
 

@@ -8,11 +8,12 @@ use crate::kernel::call::Step;
 use crate::kernel::command::What;
 use crate::kernel::effects::Effects;
 
+use crate::kernel::failure::Failure;
 use crate::kernel::fault::Fault;
 use crate::kernel::held::HeldLease;
-use crate::kernel::lease::OperationCell;
+use crate::kernel::operation::OperationCell;
 use crate::kernel::unlock::Unlock;
-use crate::kernel::waiter::{Failure, Outcome};
+use crate::kernel::waiter::Outcome;
 use crate::protocol::answer::{Answer, Undone};
 use crate::runtime::commands::{Commands, End, ForServer};
 use crate::sim::rules::{ONE_SERVER, at, call, kernel, mutex};
@@ -27,7 +28,7 @@ struct Client {
 impl Client {
     fn new() -> Self {
         let mut kernel = kernel();
-        kernel.limits.engine_sends = true;
+        kernel.shared.limits.engine_sends = true;
         Self {
             kernel,
             engine: Commands::default(),
@@ -86,7 +87,7 @@ fn engine_sends_the_commands_of_a_call_and_its_release() {
     client.end(&release, Ok(Answer::Ours), 3);
     assert!(matches!(*cell.result.lock(), Some(Ok(()))));
     assert!(!lease.is_open());
-    assert!(client.kernel.pending.lock().is_empty());
+    assert!(client.kernel.shared.pending.lock().is_empty());
     assert!(client.engine.is_idle());
 }
 
@@ -107,5 +108,5 @@ fn release_of_the_engine_without_a_reply_is_repeated() {
         other: None,
     };
     client.end(&undo, Ok(Answer::Undone(undone)), 4);
-    assert!(client.kernel.pending.lock().is_empty());
+    assert!(client.kernel.shared.pending.lock().is_empty());
 }

@@ -11,7 +11,7 @@ use crate::kernel::command::{Attempt, What};
 use crate::kernel::effects::Effects;
 use crate::kernel::fault::Fault;
 use crate::kernel::held::HeldLease;
-use crate::kernel::lease::LeaseStatus;
+use crate::lease::status::LeaseStatus;
 use crate::lost::Lost;
 use crate::protocol::answer::Answer;
 use crate::runtime::commands::ForServer;

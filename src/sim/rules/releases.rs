@@ -10,13 +10,13 @@ use crate::kernel::bounds::{Bound, lower};
 use crate::kernel::call::Step;
 use crate::kernel::effects::Effects;
 use crate::kernel::engine::Engine;
+use crate::kernel::failure::Failure;
 use crate::kernel::fault::Fault;
-use crate::kernel::lease::Wanted;
+use crate::kernel::operation::Wanted;
 use crate::kernel::pending::PendingReleases;
-use crate::kernel::table::entry_name;
 use crate::kernel::undo::{Counts, PendingRelease, Proof};
 use crate::kernel::unlock::{Unlock, Unlocked};
-use crate::kernel::waiter::{Failure, Outcome, Wait};
+use crate::kernel::waiter::{Outcome, Wait};
 use crate::lost::Lost;
 use crate::protocol::answer::{Answer, Undone};
 use crate::protocol::cohort::CohortKeys;
@@ -91,12 +91,12 @@ fn late_refusal_of_a_granted_command_undoes_nothing() {
         );
     };
     end(&mut engine, &mut fx);
-    assert!(kernel.pending.lock().is_empty());
+    assert!(kernel.shared.pending.lock().is_empty());
     let unlock = kernel.begin_unlock(&lease, token, false, at(4), &mut fx);
     assert!(matches!(unlock, Unlock::Send(_)));
     let released = kernel.unlocked(&lease, Ok(Answer::Ours), false, at(5), &mut fx);
     assert_eq!(released, Unlocked::Released);
-    assert!(kernel.pending.lock().is_empty());
+    assert!(kernel.shared.pending.lock().is_empty());
 }
 
 /// The release of a caller that stands still is ended by the engine; its late end changes nothing.
@@ -238,7 +238,7 @@ fn refusal_by_what_was_undone_meanwhile_is_none() {
             &mut fx,
         );
     }
-    assert!(kernel.pending.lock().is_empty());
+    assert!(kernel.shared.pending.lock().is_empty());
     let refused = Answer::Refused(RefusedName {
         name: 0,
         holder: id.as_str().into(),
@@ -325,7 +325,7 @@ fn client_that_ends_sends_a_release_that_was_not_sent_once_more() {
         ..PendingRelease::new(&mutex(), &id, at(5_000), Proof::AnyAnswer)
     };
     kernel.close(at(1), &mut fx);
-    (kernel.at(at(1), &mut fx)).with_pending(|pending, _| pending.push(release, at(1)));
+    kernel.with_pending(at(1), &mut fx, |pending| pending.push(release, at(1)));
     for ms in [2, 3] {
         assert!(!kernel.end_engine(at(ms)), "it is due at {ms}");
         let sent = engine.due(&kernel, at(ms), &ONE_SERVER, &mut fx);
@@ -428,7 +428,7 @@ fn call_is_not_refused_by_a_reader_that_is_being_undone() {
     ));
     let id = reader.fresh_id("o");
     let release = PendingRelease::new(&reader, &id, at(5_000), Proof::KeySeen);
-    kernel.pending.lock().push(release, at(0));
+    kernel.shared.pending.lock().push(release, at(0));
     let mut once = call(&kernel, &mutex(), false, at(1));
     once.wants.wait = Wait::Once;
     assert!(matches!(

@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::error::Cause;
-use crate::kernel::call::{Call, CallTerms, Step};
+use crate::kernel::call::{Call, Step};
 use crate::kernel::command::What;
 use crate::kernel::effects::Effects;
+use crate::kernel::waiter::CallTerms;
 
 use crate::kernel::fault::Fault;
 use crate::kernel::held::HeldLease;
-use crate::kernel::lease::Wanted;
+use crate::kernel::operation::Wanted;
 use crate::kernel::unlock::Unlock;
 use crate::kernel::waiter::Outcome;
 use crate::kernel::{Kernel, Limits};
@@ -144,7 +145,7 @@ fn messages_do_not_end_the_pause_after_a_split_vote() {
     client.end(&out[1], Ok(refused("x")), at(1));
     let undo = client.end(&out[2], Ok(refused("y")), at(1));
     assert_eq!(undo.len(), 1, "behind the granted proposal");
-    let next = client.kernel.schedule.lock().next();
+    let next = client.kernel.shared.schedule.lock().next();
     assert!(next > at(1) && next <= at(6), "{next:?}");
     let (name, mut messages) = (Name::from("a"), Messages::new(Majority::of(3)));
     messages.want(&name);
@@ -154,7 +155,7 @@ fn messages_do_not_end_the_pause_after_a_split_vote() {
             (client.kernel).announced(&name, b"z", at(1), fx);
         }
     }
-    assert_eq!(client.kernel.schedule.lock().next(), next);
+    assert_eq!(client.kernel.shared.schedule.lock().next(), next);
 }
 
 #[test]
@@ -273,5 +274,5 @@ fn what_is_due_at_once_stays_due_beside_what_is_due_later() {
     let fx = &mut Effects::default();
     client.kernel.wake_sender_at(at(1), at(0), fx);
     client.kernel.wake_sender_at(at(500), at(0), fx);
-    assert_eq!(client.kernel.schedule.lock().next(), at(1));
+    assert_eq!(client.kernel.shared.schedule.lock().next(), at(1));
 }

@@ -7,9 +7,10 @@ use crate::kernel::Kernel;
 use crate::kernel::call::{Call, Step};
 use crate::kernel::effects::Effects;
 use crate::kernel::engine::Engine;
+use crate::kernel::failure::Failure;
 use crate::kernel::fault::Fault;
 use crate::kernel::unlock::Unlock;
-use crate::kernel::waiter::{Failure, Outcome, Wait};
+use crate::kernel::waiter::{Outcome, Wait};
 use crate::mutant::{Mutant, switch_on};
 use crate::protocol::answer::Answer;
 use crate::protocol::fair::FairMutexKeys;
@@ -108,7 +109,7 @@ fn call_that_does_not_wait_asks_after_a_failure() {
         let kernel = kernel();
         let _waits = waiting(&kernel, &lock, WaitPolicy::Wake);
         let mut fx = Effects::default();
-        kernel.at(at(2), &mut fx).with_entry(&lock, |entry, _| {
+        kernel.with_entry(&lock, at(2), &mut fx, |entry, _| {
             let reset = Fault::Unknown(Cause::text("reset"));
             entry.last.failed(at(2), at(3), reset);
         });

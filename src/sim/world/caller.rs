@@ -8,7 +8,6 @@ use super::{
 
 use super::wants::Wants;
 use crate::clock::Instant;
-use crate::kernel::table::entry_name;
 use crate::sim::check::outcomes::Ended;
 
 impl World {
@@ -19,7 +18,7 @@ impl World {
                 Todo::Effects(fx) => self.effects(client, Some(actor), fx)?,
                 Todo::Step(step) => self.step(client, thread, step)?,
                 Todo::SetStep(step) => self.set_step(client, thread, step),
-                Todo::GiveUp(it) => self.give_up(client, Some(actor), &it)?,
+                Todo::GiveUp(it) => self.give_up(client, Some(actor), it)?,
                 Todo::Undo(undos) => self.undo_behind(client, thread, undos),
                 Todo::Close => {
                     if let Some(n) = self.clients[client].callers[thread].conn.take() {
@@ -252,7 +251,7 @@ impl World {
             let call = call.as_ref().expect("only a call is done");
             self.check_kind(client, thread, call, outcome)?;
             let of_call = &call.wants;
-            let names = vec![entry_name(&*of_call.lock).clone()];
+            let names = vec![of_call.lock.key(0).name.clone()];
             let ended = Ended {
                 names,
                 wait: of_call.wait.clone(),

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use super::{Caller, Checked, Down, State, Todo, World};
-use crate::kernel::effects::Effects;
-use crate::kernel::part::PartListener;
+use crate::kernel::effects::{AnyLease, Effects, Sleeper};
 use crate::sim::plan::Actor;
 
 impl World {
@@ -12,19 +11,17 @@ impl World {
     pub(super) fn effects(&mut self, client: usize, by: Option<Actor>, mut fx: Effects) -> Checked {
         let over = std::mem::take(&mut fx.over);
         self.carry_out(client, by, fx);
-        for listener in over {
-            let it = &mut self.clients[client];
-            let todo = match by {
-                Some(Actor::Caller(thread)) => &mut it.callers[thread].todo,
-                Some(Actor::Engine) => &mut it.engine_todo,
-                Some(Actor::Sub) => &mut it.sub_todo,
-                None => {
-                    self.give_up(client, None, &listener)?;
-                    continue;
-                }
-            };
-            todo.push_front(Todo::GiveUp(listener));
+        if over.is_empty() {
+            return Ok(());
         }
+        let it = &mut self.clients[client];
+        let todo = match by {
+            Some(Actor::Caller(thread)) => &mut it.callers[thread].todo,
+            Some(Actor::Engine) => &mut it.engine_todo,
+            Some(Actor::Sub) => &mut it.sub_todo,
+            None => return self.give_up(client, None, over),
+        };
+        todo.push_front(Todo::GiveUp(over));
         Ok(())
     }
 
@@ -33,11 +30,13 @@ impl World {
         &mut self,
         client: usize,
         by: Option<Actor>,
-        listener: &Arc<dyn PartListener>,
+        parts: Vec<AnyLease>,
     ) -> Checked {
         let kernel = Arc::clone(&self.clients[client].kernel);
         let mut fx = Effects::default();
-        listener.give_up(&kernel, self.clocks[client].at(self.now), &mut fx);
+        for part in parts {
+            kernel.give_up(part, self.clocks[client].at(self.now), &mut fx);
+        }
         self.after_kernel(client, &mut fx)?;
         self.effects(client, by, fx)
     }
@@ -49,11 +48,13 @@ impl World {
             let up = self.up(n, undo, false);
             self.send(n, up);
         }
-        for cell in fx.wake.iter() {
+        for parker in fx.wake.iter() {
             let callers = self.clients[client].callers.iter();
             let mut parked = callers.map(|caller| match &caller.state {
-                State::Parked(call) => call.cell().is_some_and(|it| Arc::ptr_eq(it, cell)),
-                State::Set(set) => set.sleeps_on(cell.signal.as_deref().unwrap_or(&cell.parker)),
+                State::Parked(call) => call
+                    .cell()
+                    .is_some_and(|it| std::ptr::eq(it.parker(), parker)),
+                State::Set(set) => set.sleeps_on(parker),
                 _ => false,
             });
             if let Some(thread) = parked.position(|is_its| is_its) {

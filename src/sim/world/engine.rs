@@ -30,7 +30,7 @@ impl World {
         if let Some(todo) = self.clients[client].engine_todo.pop_front() {
             match todo {
                 Todo::Effects(fx) => self.effects(client, Some(Actor::Engine), fx)?,
-                Todo::GiveUp(it) => self.give_up(client, Some(Actor::Engine), &it)?,
+                Todo::GiveUp(it) => self.give_up(client, Some(Actor::Engine), it)?,
                 Todo::Write(out, decided) => self.write_engine(client, out, decided),
                 Todo::Sleep => {
                     self.engine_sleeps(client);
@@ -69,7 +69,7 @@ impl World {
         let out = self.clients[client]
             .engine
             .due(&kernel, now, &route, &mut fx);
-        let next = kernel.schedule.lock().next();
+        let next = kernel.shared.schedule.lock().next();
         if next <= now {
             return Err(self.violation("P11", format!("c{client}: due but not done: {next:?}")));
         }

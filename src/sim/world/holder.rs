@@ -6,8 +6,8 @@ use super::{
     HeldLease, Kind, MS, Primitive, Release, State, Then, Time, Todo, Unlock, Unlocked, Wanted,
     World,
 };
-use crate::kernel::lease::LeaseStatus;
 use crate::kernel::release_tries::{NextTry, ReleaseTries};
+use crate::lease::status::LeaseStatus;
 use crate::lost::Lost;
 
 impl World {

@@ -10,9 +10,9 @@ use super::{
 };
 use crate::holder_id::HolderId;
 use crate::kernel::command::Command;
-use crate::kernel::lease::LeaseStatus;
 use crate::kernel::release_tries::NextTry;
 use crate::kernel::waiter::Wait;
+use crate::lease::status::LeaseStatus;
 use crate::lost::Lost;
 use crate::parker::Parker;
 use crate::protocol::answer::Answer;

@@ -9,7 +9,7 @@ impl World {
         if let Some(todo) = self.clients[client].sub_todo.pop_front() {
             match todo {
                 Todo::Effects(fx) => self.effects(client, Some(Actor::Sub), fx)?,
-                Todo::GiveUp(it) => self.give_up(client, Some(Actor::Sub), &it)?,
+                Todo::GiveUp(it) => self.give_up(client, Some(Actor::Sub), it)?,
                 _ => unreachable!("of another actor"),
             }
             self.go_on(client, Actor::Sub);

@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use super::{COMMAND_TIMEOUT, NEVER, World};
 use crate::config::LeaseTerms;
-use crate::kernel::call::CallTerms;
 use crate::kernel::holder::Holder;
-use crate::kernel::table::entry_name;
+use crate::kernel::waiter::CallTerms;
 use crate::kernel::waiter::Wait;
 use crate::name::Name;
 use crate::protocol::cohort::CohortKeys;
@@ -82,7 +81,7 @@ impl World {
             }
         };
         let lock = Arc::clone(locks.entry((name, tag)).or_insert_with(make));
-        self.names.insert(entry_name(&*lock).clone());
+        self.names.insert(lock.key(0).name.clone());
         lock
     }
 
