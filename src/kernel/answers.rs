@@ -8,14 +8,14 @@ use crate::config::LeaseTerms;
 use crate::error::Cause;
 use crate::holder_id::HolderId;
 use crate::kernel::command::{Command, What};
-use crate::kernel::context::Context;
-use crate::kernel::entry::LockEntry;
+use crate::kernel::event::{Event, IdEnd, Known};
 use crate::kernel::failure::Failure;
 use crate::kernel::fault::{Fault, unexpected};
 use crate::kernel::held::Grant;
 use crate::kernel::held::HeldLease;
 use crate::kernel::holder::Taker;
 use crate::kernel::lease::GRACE;
+use crate::kernel::line::Line;
 use crate::kernel::request::{Asked, Flight, Request, RequestNo, RequestState, Sender, Serves};
 use crate::kernel::requests::Receiver;
 use crate::kernel::undo::{Counts, Proof};
@@ -50,39 +50,73 @@ pub(super) enum ForCaller {
     IsUndoneLate,
 }
 
+/// The end of an acquiring command, and what its entry knows with it.
+pub(super) struct End<'a> {
+    pub(super) end: Result<Answer, Fault>,
+    /// When the command was sent.
+    pub(super) sent: Instant,
+    /// The call whose thread reads it.
+    pub(super) taker: Option<Taker<'a>>,
+    /// The holder that it names.
+    pub(super) known: Known,
+    /// The id of the command has a lease.
+    pub(super) is_held: bool,
+}
+
+/// The meaning of a command's end.
+#[expect(clippy::large_enum_variant, reason = "it is moved once, at once")]
+pub(super) enum Ended<'a> {
+    ForCaller(ForCaller),
+    Won(Win<'a>),
+}
+
+/// A lock that was granted: its lease begins, for this receiver.
+pub(super) struct Win<'a> {
+    pub(super) lock: Arc<dyn Primitive>,
+    pub(super) grant: Grant<'a>,
+    pub(super) receiver: Receiver,
+    /// Its request, unless that has ended.
+    pub(super) request: Option<RequestNo>,
+}
+
+impl From<ForCaller> for Ended<'_> {
+    fn from(of: ForCaller) -> Self {
+        Self::ForCaller(of)
+    }
+}
+
 impl ForCaller {
     fn of(outcome: Option<Outcome>) -> Self {
         outcome.map_or(Self::GoesOn, Self::Over)
     }
 }
 
-impl LockEntry {
+impl Line {
     /// Applies the end of an acquiring command, whoever sent it. `taker` is the call whose thread
     /// reads it.
-    pub(super) fn answered(
+    pub(super) fn answered<'t>(
         &mut self,
         asked: &Asked,
-        end: Result<Answer, Fault>,
-        sent: Instant,
-        taker: Option<Taker<'_>>,
-        cx: &mut Context<'_>,
-    ) -> ForCaller {
+        it: End<'t>,
+        ev: &mut Event<'_>,
+    ) -> Ended<'t> {
         let found = self.requests.existing(asked.no).filter(|n| {
             let flight = self.requests[*n].flight.as_ref();
             flight.is_some_and(|flight| flight.id == asked.id)
         });
         let Some(n) = found else {
-            let is_unanswered = end.is_err();
-            if let Err(fault) = &end
+            let (is_unanswered, sent) = (it.end.is_err(), it.sent);
+            if let Err(fault) = &it.end
                 && sent >= self.last.heard()
             {
                 // The engine could only say that nothing came. This call may still report why.
-                self.last.failed(sent, cx.now, fault.clone());
+                self.last.failed(sent, ev.now, fault.clone());
             }
-            return if self.answered_late(asked, end, cx) && is_unanswered {
-                ForCaller::IsUndoneLate
+            let is_undone = self.answered_late(asked, it, ev) && is_unanswered;
+            return if is_undone {
+                ForCaller::IsUndoneLate.into()
             } else {
-                ForCaller::GoesOn
+                ForCaller::GoesOn.into()
             };
         };
         let flight = self.requests.change(n).flight.take();
@@ -90,30 +124,30 @@ impl LockEntry {
         match self.requests[n].state {
             // The message was faster than the reply.
             RequestState::Won(_) => {
-                if is_on(Mutant::UndoIsAlwaysWritten) && end.is_err() {
-                    cx.fx.undo = Some(undo_of(&self.requests[n].lock, &asked.id));
+                if is_on(Mutant::UndoIsAlwaysWritten) && it.end.is_err() {
+                    ev.fx.undo = Some(undo_of(&self.requests[n].lock, &asked.id));
                 }
                 let outcome = self.end_won(n);
                 // The lease may have ended since, and a proxy may have run the command twice.
-                self.answered_late(asked, end, cx);
-                ForCaller::of(outcome)
+                self.answered_late(asked, it, ev);
+                ForCaller::of(outcome).into()
             }
             RequestState::Confirming(_) if is_on(Mutant::LateAnswerUndoesConfirming) => {
-                self.answered_late(asked, end, cx);
-                ForCaller::GoesOn
+                self.answered_late(asked, it, ev);
+                ForCaller::GoesOn.into()
             }
             // The grant message has shown that the command has run: nothing else counts.
-            RequestState::Confirming(_) => ForCaller::GoesOn,
+            RequestState::Confirming(_) => ForCaller::GoesOn.into(),
             RequestState::Sent => {
                 let is_caller = matches!(flight.sender, Sender::Caller(_));
-                let for_caller = self.apply(n, flight, (end, taker), sent, cx);
+                let ended = self.apply(n, flight, it, ev);
                 if !is_caller && self.requests.existing(asked.no).is_some() {
-                    self.end_part(asked.no, cx);
+                    self.end_part(asked.no, ev);
                 }
                 if !is_caller && let Some(n) = self.requests.existing(asked.no) {
-                    self.retire(n, cx);
+                    self.retire(n, ev);
                 }
-                for_caller
+                ended
             }
             RequestState::Due(_) | RequestState::Queued(_) => {
                 unreachable!("a request has no flight in these states")
@@ -133,13 +167,8 @@ impl LockEntry {
 
     /// The request went on without this command, because the engine has ended it. Returns whether
     /// it is undone.
-    fn answered_late(
-        &mut self,
-        asked: &Asked,
-        end: Result<Answer, Fault>,
-        cx: &mut Context<'_>,
-    ) -> bool {
-        if self.holds(&asked.id) && !is_on(Mutant::WonIsForgotten) {
+    fn answered_late(&mut self, asked: &Asked, it: End<'_>, ev: &mut Event<'_>) -> bool {
+        if it.is_held && !is_on(Mutant::WonIsForgotten) {
             return false;
         }
         // Its grant message came while its caller stood still: it becomes a lease.
@@ -151,95 +180,103 @@ impl LockEntry {
         {
             return false;
         }
-        let proof = match end {
+        let proof = match it.end {
             Ok(Answer::Granted(_)) => Proof::AnyAnswer,
             Ok(Answer::Refused(_)) if asked.attempt.enters() => Proof::AnyAnswer,
             Err(fault) if !fault.may_have_run() => {
-                cx.forget_attempt(&asked.id);
+                ev.forget_attempt(&asked.id);
                 return false;
             }
             Ok(Answer::Refused(_) | Answer::Busy { .. } | Answer::Skipped) => return false,
             _ => Proof::KeySeen,
         };
-        cx.undo(&asked.lock, &asked.id, asked.ttl, (proof, Counts::Lease));
+        ev.ids.push(IdEnd::Undone {
+            lock: Arc::clone(&asked.lock),
+            id: asked.id.clone(),
+            ttl: asked.ttl,
+            ends_by: proof,
+            counts: Counts::Lease,
+        });
         true
     }
 
-    fn apply(
+    fn apply<'t>(
         &mut self,
         n: RequestNo,
         flight: Flight,
-        (end, taker): (Result<Answer, Fault>, Option<Taker<'_>>),
-        sent: Instant,
-        cx: &mut Context<'_>,
-    ) -> ForCaller {
+        it: End<'t>,
+        ev: &mut Event<'_>,
+    ) -> Ended<'t> {
+        let sent = it.sent;
         let is_caller = matches!(flight.sender, Sender::Caller(_));
-        match end {
+        let for_caller = match it.end {
             Ok(Answer::Granted(first)) => {
                 let tokens = TokenBlock {
                     first,
                     count: flight.tokens,
                 };
-                self.granted_now(n, (&flight, taker), tokens, sent, cx)
+                return self.granted_now(n, (&flight, it.taker), tokens, sent, ev);
             }
-            Ok(Answer::Refused(by)) => self.refused(n, &flight, by, sent, cx),
-            Ok(Answer::Skipped) => self.skipped(n, &flight, sent, cx),
+            Ok(Answer::Refused(by)) => self.refused(n, &flight, by, (sent, it.known), ev),
+            Ok(Answer::Skipped) => self.skipped(n, &flight, sent, ev),
             Ok(Answer::Busy { pause, cause }) => {
-                self.busy(n, &flight, (pause, cause), sent, cx);
+                self.busy(n, &flight, (pause, cause), sent, ev);
                 ForCaller::GoesOn
             }
             Err(Fault::NotReplicated(error)) => {
-                self.undo(&self.requests[n], &flight.id, Proof::AnyAnswer, cx);
-                ForCaller::of(self.fail(n, is_caller, Failure::Rejected(error), cx))
+                ev.undo(&self.requests[n], &flight.id, Proof::AnyAnswer);
+                ForCaller::of(self.fail(n, is_caller, Failure::Rejected(error), ev))
             }
             Err(Fault::Rejected(error)) => {
                 // It has not run, but for a place that was made before a grant to another failed.
                 if flight.attempt.enters() && !is_on(Mutant::RejectedEnterIsForgotten) {
-                    self.undo(&self.requests[n], &flight.id, Proof::AnyAnswer, cx)
+                    ev.undo(&self.requests[n], &flight.id, Proof::AnyAnswer)
                 } else {
-                    cx.shared.forget_id(&flight.id)
+                    ev.forget(&flight.id)
                 }
-                ForCaller::of(self.fail(n, is_caller, Failure::Rejected(error), cx))
+                ForCaller::of(self.fail(n, is_caller, Failure::Rejected(error), ev))
             }
             Err(fault) if !fault.may_have_run() => {
-                cx.forget_attempt(&flight.id);
-                ForCaller::of(self.not_answered(n, is_caller, sent, fault, cx))
+                ev.forget_attempt(&flight.id);
+                ForCaller::of(self.not_answered(n, is_caller, sent, fault, ev))
             }
             end => {
                 let fault = end.err().unwrap_or_else(|| Fault::Unknown(unexpected()));
                 if is_on(Mutant::UnansweredIsForgotten) {
-                    cx.shared.forget_id(&flight.id)
+                    ev.forget(&flight.id)
                 } else {
-                    self.undo(&self.requests[n], &flight.id, Proof::KeySeen, cx)
+                    ev.undo(&self.requests[n], &flight.id, Proof::KeySeen)
                 }
                 if is_caller {
-                    cx.fx.undo = Some(undo_of(&self.requests[n].lock, &flight.id));
+                    ev.fx.undo = Some(undo_of(&self.requests[n].lock, &flight.id));
                 }
-                ForCaller::of(self.not_answered(n, is_caller, sent, fault, cx))
+                ForCaller::of(self.not_answered(n, is_caller, sent, fault, ev))
             }
-        }
+        };
+        for_caller.into()
     }
 
     /// The reply to the acquiring command grants the lock.
-    fn granted_now(
+    fn granted_now<'t>(
         &mut self,
         n: RequestNo,
-        (flight, taker): (&Flight, Option<Taker<'_>>),
+        (flight, taker): (&Flight, Option<Taker<'t>>),
         tokens: TokenBlock,
         sent: Instant,
-        cx: &mut Context<'_>,
-    ) -> ForCaller {
+        ev: &mut Event<'_>,
+    ) -> Ended<'t> {
         let is_caller = matches!(flight.sender, Sender::Caller(_));
         let receiver = if is_caller {
             Receiver::Caller
         } else {
             self.receiver(&self.requests[n])
         };
-        let is_closed = cx.shared.is_closed() && !is_on(Mutant::ClosedClientGives);
+        let is_closed = ev.is_closed && !is_on(Mutant::ClosedClientGives);
         if receiver == Receiver::Nobody || is_closed {
             let request = self.requests.remove(n);
-            self.undo(&request, &flight.id, Proof::AnyAnswer, cx);
-            return ForCaller::of(is_caller.then_some(Outcome::Failed(Failure::Closed)));
+            ev.undo(&request, &flight.id, Proof::AnyAnswer);
+            let outcome = is_caller.then_some(Outcome::Failed(Failure::Closed));
+            return ForCaller::of(outcome).into();
         }
         let asked = self.requests[n].terms;
         let terms = if is_caller {
@@ -249,21 +286,21 @@ impl LockEntry {
         };
         if !fits(&asked, &terms) {
             // A renewal on the terms of its receiver confirms it.
-            self.confirm_first(n, &flight.id, tokens, false, cx);
-            return ForCaller::GoesOn;
+            self.confirm_first(n, &flight.id, tokens, false, ev);
+            return ForCaller::GoesOn.into();
         }
         let from = if is_on(Mutant::GrantCountsFromReply) {
-            cx.now
+            ev.now
         } else {
             sent
         };
-        let Some(mut lease) = LeaseState::acquired(from, cx.now, &untaken(&terms)) else {
-            self.expired_grant(n, flight, sent, cx);
-            return ForCaller::GoesOn;
+        let Some(mut lease) = LeaseState::acquired(from, ev.now, &untaken(&terms)) else {
+            self.expired_grant(n, flight, sent, ev);
+            return ForCaller::GoesOn.into();
         };
         lease.may_last(asked.ttl);
-        self.last.answered(sent, cx.now);
-        self.count_wake(n, receiver, cx);
+        self.last.answered(sent, ev.now);
+        self.count_wake(n, receiver, ev);
         let request = self.requests.remove(n);
         let grant = Grant {
             id: flight.id.clone(),
@@ -274,33 +311,65 @@ impl LockEntry {
             part: request.part.map(|part| part.terms.part),
             taker,
         };
-        let lease = self.hold(&request.lock, grant, cx);
-        match receiver {
-            Receiver::Waiter(no) => {
-                self.give(lease, no, cx);
-                ForCaller::GoesOn
-            }
-            Receiver::Caller | Receiver::Nobody => ForCaller::Holds(lease, tokens.first),
+        Ended::Won(Win {
+            lock: request.lock,
+            grant,
+            receiver,
+            request: None,
+        })
+    }
+
+    /// A request was granted the lock, for `receiver`.
+    pub(super) fn count_wake(&mut self, n: RequestNo, receiver: Receiver, ev: &mut Event<'_>) {
+        let woken = std::mem::take(&mut self.requests.change(n).woken);
+        if woken && matches!(receiver, Receiver::Waiter(_)) {
+            ev.fx.wakes += 1;
         }
     }
 
-    /// A lease has ended before the reply arrived that grants it.
-    fn expired_grant(
+    /// A lease has begun that a request had won.
+    pub(super) fn won(
         &mut self,
-        n: RequestNo,
-        flight: &Flight,
-        sent: Instant,
-        cx: &mut Context<'_>,
+        n: Option<RequestNo>,
+        receiver: Receiver,
+        lease: &Arc<HeldLease>,
+        ev: &mut Event<'_>,
     ) {
+        let no = match receiver {
+            Receiver::Waiter(no) => no,
+            Receiver::Caller | Receiver::Nobody => {
+                if let Some(n) = n {
+                    let lease = Some(Arc::clone(lease));
+                    self.requests.change(n).state = RequestState::Won(lease);
+                }
+                return;
+            }
+        };
+        if let Some(n) = n {
+            if self.requests[n].flight.is_some() && !is_on(Mutant::WonIsForgotten) {
+                let mut request = self.requests.change(n);
+                request.state = RequestState::Won(None);
+                request.serves = Serves::Nobody;
+            } else {
+                self.requests.remove(n);
+            }
+        }
+        let token = lease.run.first();
+        self.end_waiter(no, Outcome::Lease(Arc::clone(lease), token), ev);
+        self.retire_of(no, ev);
+    }
+
+    /// A lease has ended before the reply arrived that grants it.
+    fn expired_grant(&mut self, n: RequestNo, flight: &Flight, sent: Instant, ev: &mut Event<'_>) {
         if is_on(Mutant::ExpiredGrantIsKept) {
-            cx.shared.forget_id(&flight.id)
+            ev.forget(&flight.id)
         } else {
-            self.undo(&self.requests[n], &flight.id, Proof::AnyAnswer, cx)
+            ev.undo(&self.requests[n], &flight.id, Proof::AnyAnswer)
         }
         if !is_on(Mutant::ExpiredGrantIsNoFailure) {
-            self.note_silence(sent, Fault::Unknown(too_short()), cx);
+            self.note_silence(sent, Fault::Unknown(too_short()), ev);
         }
-        self.due_after_failure(n, cx);
+        self.due_after_failure(n, ev);
     }
 
     /// The part before was not granted, so Redis says nothing about this lock.
@@ -309,11 +378,11 @@ impl LockEntry {
         n: RequestNo,
         flight: &Flight,
         sent: Instant,
-        cx: &mut Context<'_>,
+        ev: &mut Event<'_>,
     ) -> ForCaller {
-        self.last.answered(sent, cx.now);
-        cx.shared.forget_id(&flight.id);
-        self.set_due(n, cx.now);
+        self.last.answered(sent, ev.now);
+        ev.forget(&flight.id);
+        self.set_due(n, ev.now);
         ForCaller::GoesOn
     }
 
@@ -327,16 +396,16 @@ impl LockEntry {
         is_caller: bool,
         sent: Instant,
         fault: Fault,
-        cx: &mut Context<'_>,
+        ev: &mut Event<'_>,
     ) -> Option<Outcome> {
         let open = match &fault {
             Fault::Open(open) => Some(open.clone()),
             _ => None,
         };
         let start = self.once_since(n, is_caller);
-        self.note_silence(sent, fault, cx);
+        self.note_silence(sent, fault, ev);
         let Some(open) = open else {
-            self.due_after_failure(n, cx);
+            self.due_after_failure(n, ev);
             return None;
         };
         if let Some(start) = start {
@@ -349,10 +418,10 @@ impl LockEntry {
                 },
                 _ => self.failure(start),
             };
-            return self.fail(n, is_caller, failure, cx);
+            return self.fail(n, is_caller, failure, ev);
         }
-        self.due_after_failure(n, cx);
-        self.set_due(n, cx.now.after(open.retry_in.min(OPEN_PAUSE)));
+        self.due_after_failure(n, ev);
+        self.set_due(n, ev.now.after(open.retry_in.min(OPEN_PAUSE)));
         None
     }
 
@@ -371,33 +440,33 @@ impl LockEntry {
     }
 
     /// Records that Redis has not answered: calls give up if that lasts.
-    pub(super) fn note_silence(&mut self, sent: Instant, fault: Fault, cx: &Context<'_>) {
-        self.last.failed(sent, cx.now, fault);
-        let give_up = cx.shared.limits.unreachable_for;
+    pub(super) fn note_silence(&mut self, sent: Instant, fault: Fault, ev: &Event<'_>) {
+        self.last.failed(sent, ev.now, fault);
+        let give_up = ev.limits.unreachable_for;
         let at = self.last.gives_up_at(Instant::START, None, give_up);
         self.touch(at, at);
     }
 
     /// What a command that nobody owned had taken is released: the attempts that it refused are
     /// due.
-    pub(super) fn undone(&mut self, cx: &mut Context<'_>) {
+    pub(super) fn undone(&mut self, ev: &mut Event<'_>) {
         for n in self.requests.to_retry() {
             if let RequestState::Due(at) = self.requests[n].state
-                && at > cx.now
+                && at > ev.now
             {
                 // Calls that each hold a part of a lock would all ask in the same moment again.
-                let pauses_until = self.requests[n].busy.map_or(cx.now, |busy| busy.until);
-                self.set_due(n, at.min(pauses_until.max(cx.now)));
+                let pauses_until = self.requests[n].busy.map_or(ev.now, |busy| busy.until);
+                self.set_due(n, at.min(pauses_until.max(ev.now)));
             }
         }
     }
 
-    pub(super) fn due_after_failure(&mut self, n: RequestNo, cx: &mut Context<'_>) {
+    pub(super) fn due_after_failure(&mut self, n: RequestNo, ev: &mut Event<'_>) {
         let mut request = self.requests.change(n);
         request.again = Instant::NEVER;
         let pause = request.pause_after_failure();
         drop(request);
-        self.set_due(n, cx.now.after(pause));
+        self.set_due(n, ev.now.after(pause));
     }
 
     /// A command was rejected for a lasting reason: the call that it was sent for fails. Returns
@@ -407,33 +476,33 @@ impl LockEntry {
         n: RequestNo,
         is_caller: bool,
         failure: Failure,
-        cx: &mut Context<'_>,
+        ev: &mut Event<'_>,
     ) -> Option<Outcome> {
         let mut request = self.requests.change(n);
         request.failures = request.failures.max(1);
         drop(request);
-        self.due_after_failure(n, cx);
+        self.due_after_failure(n, ev);
         let outcome = Outcome::Failed(failure);
         if is_caller {
             return Some(outcome);
         }
         match self.receiver(&self.requests[n]) {
             Receiver::Waiter(no) => {
-                self.end_waiter(no, outcome, cx);
-                self.retire_of(no, cx);
+                self.end_waiter(no, outcome, ev);
+                self.retire_of(no, ev);
             }
-            Receiver::Caller | Receiver::Nobody => self.retire(n, cx),
+            Receiver::Caller | Receiver::Nobody => self.retire(n, ev),
         }
         None
     }
 
     /// Returns the requests whose callers stand still. Those for the line keep others waiting; one
     /// that asks for itself may only be late to read its reply, if others are answered.
-    fn overdue(&self, cx: &Context<'_>) -> Vec<RequestNo> {
+    fn overdue(&self, ev: &Event<'_>) -> Vec<RequestNo> {
         let [soon, late] = [READS_WITHIN, READS_LATE_WITHIN].map(|times| {
-            let timeout = cx.shared.limits.command_timeout.saturating_mul(times);
-            (cx.now >= Instant::START.after(timeout).after(GRACE))
-                .then(|| cx.now.before(timeout).before(GRACE))
+            let timeout = ev.limits.command_timeout.saturating_mul(times);
+            (ev.now >= Instant::START.after(timeout).after(GRACE))
+                .then(|| ev.now.before(timeout).before(GRACE))
         });
         let mut overdue = Vec::new();
         if let Some(soon) = soon {
@@ -454,8 +523,8 @@ impl LockEntry {
     }
 
     /// Returns when the first of them is overdue, as far as is known.
-    pub(super) fn first_overdue_at(&self, cx: &Context<'_>) -> Instant {
-        let timeout = cx.shared.limits.command_timeout;
+    pub(super) fn first_overdue_at(&self, ev: &Event<'_>) -> Instant {
+        let timeout = ev.limits.command_timeout;
         let at = |sent: Option<Instant>, times| {
             let after = timeout.saturating_mul(times);
             sent.map_or(Instant::NEVER, |sent| sent.after(after).after(GRACE))
@@ -473,20 +542,20 @@ impl LockEntry {
     }
 
     /// The engine ends the commands of callers whose threads stand still.
-    pub(super) fn end_overdue(&mut self, cx: &mut Context<'_>) {
+    pub(super) fn end_overdue(&mut self, ev: &mut Event<'_>) {
         if is_on(Mutant::StoppedCallerBlocks) {
             return;
         }
-        for n in self.overdue(cx).into_iter().rev() {
+        for n in self.overdue(ev).into_iter().rev() {
             let Some(flight) = self.requests.change(n).flight.take() else {
                 continue;
             };
             if let RequestState::Sent = self.requests[n].state {
-                self.undo(&self.requests[n], &flight.id, Proof::KeySeen, cx);
+                ev.undo(&self.requests[n], &flight.id, Proof::KeySeen);
                 self.last.overdue(flight.sent);
-                self.due_after_failure(n, cx);
+                self.due_after_failure(n, ev);
             }
-            self.retire(n, cx);
+            self.retire(n, ev);
         }
     }
 }

@@ -17,20 +17,16 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::kernel::Kernel;
-use crate::kernel::answers::{ForCaller, undo_of};
 use crate::kernel::command::Command;
-use crate::kernel::context::Context;
-use crate::kernel::effects::Effects;
-use crate::kernel::entry::LockEntry;
+use crate::kernel::event::Event;
 use crate::kernel::failure::Failure;
-use crate::kernel::fault::Fault;
+use crate::kernel::held::HeldLease;
+use crate::kernel::line::Line;
 use crate::kernel::part::PartTerms;
 use crate::kernel::request::{Asked, PartRequest, RequestNo, RequestState, Sender, Serves};
 use crate::kernel::waiter::{CallTerms, Outcome, Wait, Waiter, WaiterCell, WaiterNo};
-use crate::mutant::{Mutant, is_on};
-use crate::protocol::answer::Answer;
 use crate::protocol::place::refresh_every;
+use crate::token::FencingToken;
 use crate::wait_policy::WaitPolicy;
 
 pub(crate) struct Call {
@@ -49,7 +45,7 @@ pub(crate) struct Call {
     state: CallState,
 }
 
-enum CallState {
+pub(super) enum CallState {
     New,
     Asking(Asked),
     Parked(Arc<WaiterCell>),
@@ -67,9 +63,9 @@ pub(crate) enum Step {
 }
 
 impl Call {
-    pub(crate) fn new(kernel: &Kernel, wants: CallTerms, now: Instant) -> Self {
+    pub(super) fn with_number(no: WaiterNo, wants: CallTerms, now: Instant) -> Self {
         Self {
-            no: kernel.next_serial(),
+            no,
             wants,
             start: now,
             refusals: 0,
@@ -90,12 +86,12 @@ impl Call {
     }
 
     /// The request of the call asks for a part.
-    fn note_part(&self, entry: &mut LockEntry) {
+    fn note_part(&self, line: &mut Line) {
         let Some(terms) = &self.part else {
             return;
         };
-        for n in entry.requests.serving(&[Serves::One(self.no)]) {
-            let part = &mut entry.requests.change(n).part;
+        for n in line.requests.serving(&[Serves::One(self.no)]) {
+            let part = &mut line.requests.change(n).part;
             part.get_or_insert_with(|| {
                 Box::new(PartRequest {
                     terms: (**terms).clone(),
@@ -133,130 +129,55 @@ impl Call {
         }
     }
 
-    pub(crate) fn begin(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
-        let lock = Arc::clone(&self.wants.lock);
-        kernel.with_entry(&lock, now, fx, |entry, cx| self.begin_in(entry, cx))
-    }
-
-    fn begin_in(&mut self, entry: &mut LockEntry, cx: &mut Context<'_>) -> Step {
-        if cx.shared.is_closed() {
-            return self.over(Outcome::Failed(Failure::Closed));
-        }
-        // A part is a lease of its own.
-        if self.part.is_none()
-            && let Some((lease, token)) = entry.relock(&self.wants, cx)
-        {
-            self.began = Some(cx.now);
-            return self.over(Outcome::Lease(lease, token));
-        }
+    /// Begins to ask, or to wait. `is_excluded`: a lease of this client makes Redis refuse it.
+    pub(super) fn ask(&mut self, is_excluded: bool, line: &mut Line, ev: &mut Event<'_>) -> Step {
         let is_once = self.wants.wait == Wait::Once;
-        if is_once && self.is_excluded(entry, cx) {
+        if is_once && is_excluded {
             return self.over(Outcome::Refused(None));
         }
         let competes = self.part.as_ref().is_some_and(|part| part.competes);
-        if is_once
-            && !competes
-            && let Some(refused) = entry.refuses_once(&*self.wants.lock, cx.now)
-        {
-            return self.over(Outcome::Refused(refused));
+        if is_once && !competes && line.is_waited_for(ev.now) {
+            return self.over(Outcome::Refused(line.last_holder(ev.now)));
         }
         let in_line = !is_once && self.wants.lock.has_local_queue();
-        let must_wait = in_line && (entry.line_is_busy() || cx.now < entry.asks_from());
-        if self.wants.by_engine || cx.shared.limits.engine_sends || must_wait {
-            return self.park(entry, false, cx);
+        let must_wait = in_line && (line.is_busy(ev.own) || ev.now < line.asks_from());
+        if self.wants.by_engine || ev.limits.engine_sends || must_wait {
+            return self.park(false, line, ev);
         }
         let serves = if in_line {
             Serves::Line
         } else {
             Serves::One(self.no)
         };
-        let n = entry.request(serves, &self.wants.lock, self.wants.terms, cx);
-        entry.requests.change(n).once = is_once;
-        self.note_part(entry);
-        self.send(entry, n, cx)
+        let n = line.request(serves, &self.wants.lock, self.wants.terms, ev);
+        line.requests.change(n).once = is_once;
+        self.note_part(line);
+        self.send(n, line, ev)
     }
 
-    /// Returns whether a lease of this client makes Redis refuse the lock.
-    fn is_excluded(&self, entry: &LockEntry, cx: &mut Context<'_>) -> bool {
-        let own = entry.excludes(self.wants.lock.is_shared());
-        own.is_some_and(|lease| lease.covers(cx.now))
-    }
-
-    fn send(&mut self, entry: &mut LockEntry, n: RequestNo, cx: &mut Context<'_>) -> Step {
-        entry.requests.change(n).terms = self.wants.terms;
+    fn send(&mut self, n: RequestNo, line: &mut Line, ev: &mut Event<'_>) -> Step {
+        line.requests.change(n).terms = self.wants.terms;
         let sender = Sender::Caller(self.no);
-        let (command, asked) = entry.send(n, sender, Some(&self.wants.wait), cx);
+        let (command, asked) = line.send(n, sender, Some(&self.wants.wait), ev);
         self.state = CallState::Asking(asked);
-        let limits = &cx.shared.limits;
-        let gives_up = entry.gives_up_at(self.start, limits.unreachable_for);
-        let until = cx.now.after(limits.command_timeout);
+        let gives_up = line.gives_up_at(self.start, ev.own, ev.limits.unreachable_for);
+        let until = ev.now.after(ev.limits.command_timeout);
         Step::Send(command, until.min(self.wants.deadline).min(gives_up))
     }
 
-    /// The end of the command that this thread sent at `sent`.
-    ///
-    /// If that left an undo in the effects, the caller writes it behind the command on the same
-    /// connection, without waiting, and closes the connection.
-    pub(crate) fn replied(
-        &mut self,
-        kernel: &Kernel,
-        end: Result<Answer, Fault>,
-        sent: Instant,
-        now: Instant,
-        fx: &mut Effects,
-    ) -> Step {
-        let CallState::Asking(asked) = std::mem::replace(&mut self.state, CallState::Over) else {
-            unreachable!("a call sends only while it asks");
-        };
-        let lock = Arc::clone(&self.wants.lock);
-        kernel.with_entry(&lock, now, fx, |entry, cx| {
-            let taker = Some(self.wants.taker());
-            let answer = entry.answered(&asked, end, sent, taker, cx);
-            let was_refused = matches!(answer, ForCaller::Refused(_));
-            if was_refused {
-                self.note_refused(cx);
+    /// Returns the command that its thread has under way, which has ended.
+    pub(super) fn take_asked(&mut self) -> Option<Asked> {
+        match std::mem::replace(&mut self.state, CallState::Over) {
+            CallState::Asking(asked) => Some(asked),
+            state => {
+                self.state = state;
+                None
             }
-            match answer {
-                ForCaller::Holds(lease, token) => {
-                    self.began = Some(cx.now);
-                    return self.over(Outcome::Lease(lease, token));
-                }
-                ForCaller::Over(outcome) | ForCaller::Refused(Some(outcome)) => {
-                    return self.finish(entry, outcome, cx);
-                }
-                ForCaller::IsUndoneLate => cx.fx.undo = Some(undo_of(&asked.lock, &asked.id)),
-                ForCaller::GoesOn | ForCaller::Refused(None) => {}
-            }
-            if self.part.is_some() && self.wants.wait == Wait::Once {
-                entry.retire_of(self.no, cx);
-                return self.over(Outcome::Failed(entry.failure_of_part(self.start)));
-            }
-            let step = self.next_step(entry, &asked, was_refused, cx);
-            // The request may serve nobody any more: whoever applies an answer ends it then.
-            entry.retire_of(self.no, cx);
-            step
-        })
+        }
     }
 
-    /// The thread of the call has not sent its command, and does not send it any more.
-    pub(crate) fn not_sent(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) {
-        let CallState::Asking(asked) = std::mem::replace(&mut self.state, CallState::Over) else {
-            return;
-        };
-        kernel.with_entry(&asked.lock, now, fx, |entry, cx| {
-            cx.shared.forget_id(&asked.id);
-            // The engine ends the command of a thread that stands still.
-            let is_its = |n: &RequestNo| {
-                let flight = entry.requests[*n].flight.as_ref();
-                flight.is_some_and(|flight| flight.id == asked.id)
-            };
-            if let Some(n) = entry.requests.existing(asked.no).filter(is_its) {
-                entry.requests.remove(n);
-            }
-        });
-    }
-
-    fn note_refused(&mut self, cx: &Context<'_>) {
+    /// A reply has refused the lock.
+    pub(super) fn note_refused(&mut self, now: Instant) {
         if let Wait::Queue(WaitPolicy::Backoff(backoff)) = &self.wants.wait {
             let pause = backoff.pause(self.refusals);
             // In a queue, it takes its place before others have waited for longer.
@@ -264,60 +185,77 @@ impl Call {
                 Some(_) => refresh_every(self.wants.terms.ttl),
                 None => Duration::MAX,
             };
-            self.retry_at = cx.now.after(pause.min(longest));
+            self.retry_at = now.after(pause.min(longest));
         }
         self.refusals += 1;
         self.has_waited = true;
     }
 
-    /// The call goes on: it sends again if that is due at once, and parks otherwise.
+    /// The call goes on after the end of its command: it sends again if that is due at once, and
+    /// parks otherwise. `is_excluded` as in [`ask`](Self::ask).
+    pub(super) fn go_on(
+        &mut self,
+        asked: &Asked,
+        (was_refused, is_excluded): (bool, bool),
+        line: &mut Line,
+        ev: &mut Event<'_>,
+    ) -> Step {
+        if self.part.is_some() && self.wants.wait == Wait::Once {
+            line.retire_of(self.no, ev);
+            return self.over(Outcome::Failed(line.failure_of_part(self.start)));
+        }
+        let step = self.next_step(asked, (was_refused, is_excluded), line, ev);
+        // The request may serve nobody any more: whoever applies an answer ends it then.
+        line.retire_of(self.no, ev);
+        step
+    }
+
     fn next_step(
         &mut self,
-        entry: &mut LockEntry,
         asked: &Asked,
-        was_refused: bool,
-        cx: &mut Context<'_>,
+        (was_refused, is_excluded): (bool, bool),
+        line: &mut Line,
+        ev: &mut Event<'_>,
     ) -> Step {
-        if cx.shared.is_closed() {
+        if ev.is_closed {
             return self.over(Outcome::Failed(Failure::Closed));
         }
         if was_refused && self.wants.wait.is_used_up(self.refusals) {
-            return self.over(Outcome::Refused(entry.last.refusal()));
+            return self.over(Outcome::Refused(line.last.refusal()));
         }
-        if let Some(outcome) = self.gives_up(entry, cx) {
+        if let Some(outcome) = self.gives_up(is_excluded, line, ev) {
             return self.over(outcome);
         }
-        let request = entry.requests.existing(asked.no);
+        let request = line.requests.existing(asked.no);
         if let Some(n) = request
-            && entry.requests[n].is_part_over()
-            && matches!(entry.requests[n].state, RequestState::Due(_))
+            && line.requests[n].is_part_over()
+            && matches!(line.requests[n].state, RequestState::Due(_))
         {
-            entry.requests.remove(n);
+            line.requests.remove(n);
             return self.over(Outcome::Failed(Failure::Restart));
         }
         if let Some(n) = request
-            && self.retry_at <= cx.now
-            && matches!(entry.requests[n].state, RequestState::Due(at) if at <= cx.now)
-            && !(entry.requests[n].serves == Serves::Line && entry.line_waits())
+            && self.retry_at <= ev.now
+            && matches!(line.requests[n].state, RequestState::Due(at) if at <= ev.now)
+            && !(line.requests[n].serves == Serves::Line && ev.own.line_waits)
         {
-            return self.send(entry, n, cx);
+            return self.send(n, line, ev);
         }
-        self.park(entry, true, cx)
+        self.park(true, line, ev)
     }
 
     /// Returns the outcome of a call whose deadline has passed, or for which Redis was silent for
     /// too long.
-    fn gives_up(&self, entry: &LockEntry, cx: &Context<'_>) -> Option<Outcome> {
+    fn gives_up(&self, is_excluded: bool, line: &Line, ev: &Event<'_>) -> Option<Outcome> {
         let deadline = self.wants.deadline;
-        if cx.now >= deadline {
-            let span = [self.start, deadline];
-            return Some(entry.at_deadline(&*self.wants.lock, span, cx.now));
+        if ev.now >= deadline {
+            return Some(line.at_deadline(is_excluded, [self.start, deadline]));
         }
-        let gives_up = entry.gives_up_at(self.start, cx.shared.limits.unreachable_for);
-        (cx.now >= gives_up).then(|| Outcome::Failed(entry.failure(self.start).after_long()))
+        let gives_up = line.gives_up_at(self.start, ev.own, ev.limits.unreachable_for);
+        (ev.now >= gives_up).then(|| Outcome::Failed(line.failure(self.start).after_long()))
     }
 
-    fn park(&mut self, entry: &mut LockEntry, at_front: bool, cx: &mut Context<'_>) -> Step {
+    fn park(&mut self, at_front: bool, line: &mut Line, ev: &mut Event<'_>) -> Step {
         let cell = Arc::new(WaiterCell {
             signal: self.part.as_ref().and_then(|part| part.signal.clone()),
             ..WaiterCell::new()
@@ -329,7 +267,7 @@ impl Call {
             deadline,
             ..
         } = self.wants.clone();
-        let ask_at = entry.last.ask_at(self.start, deadline);
+        let ask_at = line.last.ask_at(self.start, deadline);
         let waiter = Waiter {
             no: self.no,
             cell: Arc::clone(&cell),
@@ -345,122 +283,65 @@ impl Call {
         if self.has_waited {
             waiter.note_waited();
         }
-        entry.park(waiter, at_front, cx);
-        self.note_part(entry);
-        entry.pace(self.no, cx);
+        line.park(waiter, at_front, ev);
+        self.note_part(line);
+        line.pace(self.no, ev);
         self.state = CallState::Parked(cell);
         Step::Park(deadline)
     }
 
-    fn over(&mut self, outcome: Outcome) -> Step {
+    pub(super) fn over(&mut self, outcome: Outcome) -> Step {
         self.state = CallState::Over;
         Step::Done(outcome)
     }
 
-    /// Takes what the call was given. If the lease was lost before this thread ran, the call waits
-    /// again.
-    fn finish(&mut self, entry: &mut LockEntry, outcome: Outcome, cx: &mut Context<'_>) -> Step {
-        let Outcome::Lease(lease, token) = &outcome else {
-            return self.over(outcome);
-        };
-        if cx.change(lease, |it, now| it.take(*token, self.wants.taker(), now)) {
-            self.began = Some(cx.now);
-            return self.over(outcome);
-        }
-        entry.give_up(lease, *token, cx);
-        if cx.shared.is_closed() {
+    /// Its thread has the lease from now on.
+    pub(super) fn holds(
+        &mut self,
+        lease: Arc<HeldLease>,
+        token: FencingToken,
+        now: Instant,
+    ) -> Step {
+        self.began = Some(now);
+        self.over(Outcome::Lease(lease, token))
+    }
+
+    pub(super) fn began_at(&mut self, now: Instant) {
+        self.began = Some(now);
+    }
+
+    /// The lease that it was given was lost before its thread ran: the call waits again.
+    pub(super) fn wait_again(
+        &mut self,
+        is_excluded: bool,
+        line: &mut Line,
+        ev: &mut Event<'_>,
+    ) -> Step {
+        if ev.is_closed {
             return self.over(Outcome::Failed(Failure::Closed));
         }
-        match self.gives_up(entry, cx) {
+        match self.gives_up(is_excluded, line, ev) {
             Some(outcome) => self.over(outcome),
             None if self.part.is_some() => self.over(Outcome::Failed(Failure::Restart)),
-            None => self.park(entry, true, cx),
+            None => self.park(true, line, ev),
         }
     }
 
-    /// The thread was unparked, or a nap is over, or the deadline has come.
-    pub(crate) fn woken(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
+    /// Returns the cell of a parked call whose thread was unparked, and that may have an outcome.
+    pub(super) fn wakes(&mut self, now: Instant) -> Option<Arc<WaiterCell>> {
         let CallState::Parked(cell) = &self.state else {
             unreachable!("a call sleeps only while it is parked");
         };
-        self.has_waited |= cell.has_waited.load(Ordering::Relaxed);
-        if cell.outcome.lock().is_none() && now < self.wants.deadline {
-            return Step::Park(self.wants.deadline);
-        }
-        let cell = Arc::clone(cell);
-        let lock = Arc::clone(&self.wants.lock);
-        kernel.with_entry(&lock, now, fx, |entry, cx| {
-            let outcome = cell.outcome.lock().take();
-            match outcome {
-                Some(outcome) => self.finish(entry, outcome, cx),
-                None => {
-                    entry.leave(self.no, cx);
-                    let span = [self.start, self.wants.deadline];
-                    self.over(entry.at_deadline(&*self.wants.lock, span, cx.now))
-                }
-            }
-        })
+        self.has_waited |= cell.has_waited();
+        let sleeps = cell.outcome.lock().is_none() && now < self.wants.deadline;
+        (!sleeps).then(|| Arc::clone(cell))
     }
 
-    /// The thread of the call unwinds: what it has or gets is released by the engine.
-    pub(crate) fn abandon(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) {
-        let outcome = self.leave(kernel, Failure::Cancelled, now, fx);
-        if let Outcome::Lease(lease, token) = outcome {
-            kernel.unlock_later(&lease, token, now, fx);
-        }
+    pub(super) fn take_state(&mut self) -> CallState {
+        std::mem::replace(&mut self.state, CallState::Over)
     }
 
-    /// The call is cancelled or given up. An outcome that is already stored wins.
-    pub(crate) fn leave(
-        &mut self,
-        kernel: &Kernel,
-        failure: Failure,
-        now: Instant,
-        fx: &mut Effects,
-    ) -> Outcome {
-        let state = std::mem::replace(&mut self.state, CallState::Over);
-        let lock = Arc::clone(&self.wants.lock);
-        let looks_first = is_on(Mutant::CancelLooksFirst);
-        let early = match &state {
-            CallState::Parked(cell) if looks_first => cell.outcome.lock().take(),
-            _ => None,
-        };
-        kernel.with_entry(&lock, now, fx, |entry, cx| match state {
-            CallState::Parked(cell) => {
-                let outcome = if looks_first {
-                    early
-                } else {
-                    cell.outcome.lock().take()
-                };
-                if let Some(Outcome::Lease(lease, token)) = &outcome {
-                    if !cx.change(lease, |it, now| it.take(*token, self.wants.taker(), now)) {
-                        entry.give_up(lease, *token, cx);
-                        return Outcome::Failed(failure);
-                    }
-                    self.began = Some(cx.now);
-                }
-                if outcome.is_none() {
-                    entry.leave(self.no, cx);
-                }
-                outcome.unwrap_or(Outcome::Failed(failure))
-            }
-            CallState::Asking(asked) => {
-                // Its thread has left in the middle of its command, by a panic.
-                let cause = crate::error::Cause::text("the call has ended");
-                let end = Err(Fault::Unknown(cause));
-                let answer = entry.answered(&asked, end, cx.now, None, cx);
-                entry.retire_of(self.no, cx);
-                match answer {
-                    // The grant message was faster.
-                    ForCaller::Over(outcome @ Outcome::Lease(..))
-                        if !is_on(Mutant::PanicForgetsTheLease) =>
-                    {
-                        outcome
-                    }
-                    _ => Outcome::Failed(failure),
-                }
-            }
-            CallState::New | CallState::Over => Outcome::Failed(failure),
-        })
+    pub(super) fn is_part(&self) -> bool {
+        self.part.is_some()
     }
 }

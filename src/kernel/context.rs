@@ -3,12 +3,13 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::kernel::effects::Effects;
+use crate::kernel::event::{IdEnd, Known, Limits, Numbers};
 use crate::kernel::held::{Dropped, HeldLease, Inner};
 use crate::kernel::pending::PendingReleases;
 use crate::kernel::request::RequestNo;
@@ -22,24 +23,6 @@ use crate::protocol::primitive::Primitive;
 use crate::sync::Mutex;
 use crate::token::FencingToken;
 
-/// The settings of a client that the kernel needs.
-#[derive(Clone, Debug)]
-pub(crate) struct Limits {
-    pub(crate) command_timeout: Duration,
-    /// A call gives up if Redis has not answered for this long.
-    pub(crate) unreachable_for: Duration,
-    /// The longest pause of a call that waits without a queue in Redis.
-    pub(crate) backstop: Duration,
-    /// A replica may become the master: recent releases are then repeated.
-    pub(crate) may_fail_over: bool,
-    /// The server that answers has the only copy of the keys.
-    pub(crate) replies_are_final: bool,
-    /// The engine sends the commands of calls and the releases, not the program's threads.
-    pub(crate) engine_sends: bool,
-    /// The wall clock at [`Instant::START`], in µs: to notice if it runs ahead.
-    pub(crate) wall: u64,
-}
-
 /// What all entries of a client share.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -48,15 +31,13 @@ pub(crate) struct Shared {
     pub(crate) schedule: Mutex<Schedule>,
     /// The requests whose ids a grant message can name. Its lock is a leaf.
     pub(crate) ids: Mutex<HashMap<HolderId, UsedBy>>,
-    /// The first part of the client's holder ids.
-    owner: Arc<str>,
+    pub(super) numbers: Numbers,
     /// The ids of the engine's acquiring commands that serve nobody any more.
     pub(super) left: Mutex<Vec<HolderId>>,
     /// Set before the shards are walked; read under a shard's lock.
     pub(super) closed: AtomicBool,
     /// Set when a lease lingers for the first time.
     lingered: AtomicBool,
-    serial: AtomicU64,
     pub(super) wall_clock: WallClock,
 }
 
@@ -81,11 +62,10 @@ impl Shared {
             )),
             schedule: Mutex::default(),
             ids: Mutex::default(),
-            owner: owner.into(),
+            numbers: Numbers::new(owner),
             left: Mutex::default(),
             closed: AtomicBool::new(false),
             lingered: AtomicBool::new(false),
-            serial: AtomicU64::new(0),
             wall_clock: WallClock::new(Duration::from_micros(limits.wall)),
             limits,
         }
@@ -113,22 +93,7 @@ impl Shared {
         self.closed.load(Ordering::SeqCst)
     }
 
-    /// Returns a number for a call, a request or a lease.
-    pub(super) fn next_serial(&self) -> u64 {
-        self.serial.fetch_add(1, Ordering::Relaxed)
-    }
-
     // ------------------------------------------------------------------ ids
-
-    pub(super) fn fresh_id(&self, lock: &dyn Primitive) -> HolderId {
-        lock.fresh_id(&self.owner)
-    }
-
-    /// Parses an id that may be one of this client: another client can have the same owner.
-    pub(super) fn own_id(&self, id: &[u8]) -> Option<HolderId> {
-        let may_be_own = id.starts_with(self.owner.as_bytes());
-        may_be_own.then(|| HolderId::parse(id)).flatten()
-    }
 
     pub(super) fn note_id(&self, id: &HolderId, name: &Name, no: RequestNo) {
         let used_by = UsedBy {
@@ -262,6 +227,45 @@ impl Context<'_> {
 
 /// The pending releases.
 impl Context<'_> {
+    /// Does what has become of an id of a name. The caller has the lock of the shard.
+    pub(super) fn settle(&mut self, name: &Name, end: IdEnd) {
+        match end {
+            IdEnd::Used(id, no) => self.shared.note_id(&id, name, no),
+            IdEnd::Nothing(id) => self.shared.forget_id(&id),
+            IdEnd::Attempt(id) => self.forget_attempt(&id),
+            IdEnd::Left(id) => self.abandon(&id),
+            IdEnd::Undone {
+                lock,
+                id,
+                ttl,
+                ends_by,
+                counts,
+            } => self.undo(&lock, &id, ttl, (ends_by, counts)),
+        }
+    }
+
+    /// Returns what is known of the holder that a reply to a command names, which was sent at
+    /// `sent`. The caller has the lock of the shard.
+    pub(super) fn known(&self, holder: &[u8], name: &Name, sent: Instant) -> Known {
+        let own = self.shared.numbers.own_id(holder);
+        let request = own.and_then(|id| self.shared.request_of(&id));
+        let pending = self.shared.pending.lock();
+        let is_released = pending.had_since(holder, sent);
+        Known {
+            request: request.map(|(_, no)| no),
+            is_released,
+            is_undone: is_released && pending.has_ended(holder),
+            has_unanswered: pending.has_unanswered(name),
+        }
+    }
+
+    /// Returns whether a command of this client had this id, which became no lease.
+    pub(super) fn is_own_attempt(&self, id: &[u8]) -> bool {
+        self.shared.numbers.own_id(id).is_some_and(|id| {
+            self.shared.request_of(&id).is_some() || self.shared.pending.lock().has_had(&id)
+        })
+    }
+
     /// Runs `act` on the pending releases; puts what is due then into the schedule, under their
     /// lock.
     pub(crate) fn with_pending<T>(
@@ -276,7 +280,7 @@ impl Context<'_> {
     }
 
     /// The calls that an acquiring command was for have left.
-    pub(super) fn abandon(&mut self, id: &HolderId) {
+    fn abandon(&mut self, id: &HolderId) {
         self.shared.left.lock().push(id.clone());
         self.wake_sender_at(self.now);
     }
@@ -299,7 +303,7 @@ impl Context<'_> {
     }
 
     /// Adds the release of what an acquiring command may have taken.
-    pub(super) fn undo(
+    fn undo(
         &mut self,
         lock: &Arc<dyn Primitive>,
         id: &HolderId,
@@ -320,7 +324,7 @@ impl Context<'_> {
 
     /// An attempt took nothing, as far as is known. What answers the engine's commands may still
     /// give something back that it had taken: it refuses nobody.
-    pub(super) fn forget_attempt(&mut self, id: &HolderId) {
+    fn forget_attempt(&mut self, id: &HolderId) {
         self.shared.forget_id(id);
         if self.shared.limits.engine_sends {
             self.shared.pending.lock().ended.note(id, self.now);

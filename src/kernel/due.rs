@@ -4,33 +4,37 @@ use std::sync::Arc;
 
 use crate::clock::Instant;
 use crate::kernel::command::{Command, Listens, What};
-use crate::kernel::context::Context;
-use crate::kernel::entry::LockEntry;
+use crate::kernel::event::{Event, Own};
+use crate::kernel::line::Line;
 use crate::kernel::purpose::Purpose;
 use crate::kernel::request::{RequestNo, RequestState, Sender, Serves};
 use crate::kernel::requests::Receiver;
 use crate::kernel::steps::decided;
 use crate::kernel::waiter::{Outcome, Wait, WaiterNo};
 use crate::mutant::{Mutant, is_on};
+use crate::name::Name;
 use crate::wait_policy::WaitPolicy;
 
-impl LockEntry {
+impl Line {
     /// Returns the commands that are due. Afterwards the next ones are due later than now.
-    pub(super) fn due(&mut self, cx: &mut Context<'_>) -> Vec<(Command, Purpose)> {
+    ///
+    /// `linger_ends`: when the engine releases a lease that lingers.
+    pub(super) fn due(
+        &mut self,
+        name: &Name,
+        linger_ends: Option<Instant>,
+        ev: &mut Event<'_>,
+    ) -> Vec<(Command, Purpose)> {
         let mut out = Vec::new();
-        self.armed = None;
-        if self.linger_ends().is_some_and(|at| at <= cx.now) {
-            self.end_linger(cx);
-        }
-        self.end_silent_calls(cx);
-        self.refuse_ourselves(cx);
-        self.end_overdue(cx);
-        self.ask_for_deadlines(cx);
-        self.look_after_plain(cx);
-        self.ask(&mut out, cx);
-        self.refresh(&mut out, cx);
-        self.confirm(&mut out, cx);
-        self.recompute(cx);
+        self.end_silent_calls(ev);
+        self.refuse_ourselves(ev);
+        self.end_overdue(ev);
+        self.ask_for_deadlines(ev);
+        self.look_after_plain(ev);
+        self.ask(&mut out, ev);
+        self.refresh(name, &mut out, ev);
+        self.confirm(name, &mut out, ev);
+        self.recompute(linger_ends, ev);
         let first = self.waiters.first_deadline();
         for (command, _) in &mut out {
             command.wanted_by = first;
@@ -39,45 +43,46 @@ impl LockEntry {
     }
 
     /// Calls give up if Redis has been silent for too long.
-    fn end_silent_calls(&mut self, cx: &mut Context<'_>) {
-        let limit = cx.shared.limits.unreachable_for;
+    fn end_silent_calls(&mut self, ev: &mut Event<'_>) {
+        let limit = ev.limits.unreachable_for;
         // Those that began first give up first.
         let by_start = self.waiters.by_start();
-        let silent = by_start.take_while(|(_, start)| self.gives_up_at(*start, limit) <= cx.now);
+        let silent =
+            by_start.take_while(|(_, start)| self.gives_up_at(*start, ev.own, limit) <= ev.now);
         let silent: Vec<(WaiterNo, Instant)> = silent.collect();
         for (no, start) in silent {
             let outcome = Outcome::Failed(self.failure(start).after_long());
-            self.end_waiter(no, outcome, cx);
-            self.retire_of(no, cx);
+            self.end_waiter(no, outcome, ev);
+            self.retire_of(no, ev);
         }
     }
 
     /// This client itself holds the name: that refuses the call at the front, if that counts
     /// refusals.
-    fn refuse_ourselves(&mut self, cx: &mut Context<'_>) {
-        while let Some(at) = self.refuses_itself_at()
-            && at <= cx.now
+    fn refuse_ourselves(&mut self, ev: &mut Event<'_>) {
+        while let Some(at) = self.refuses_itself_at(ev.own)
+            && at <= ev.now
         {
-            if let Some(no) = self.count_refusal(Serves::Line, cx.now, cx.now) {
-                self.end_waiter(no, Outcome::Refused(None), cx);
-                self.retire_of(no, cx);
+            if let Some(no) = self.count_refusal(Serves::Line, ev.now, ev.now) {
+                self.end_waiter(no, Outcome::Refused(None), ev);
+                self.retire_of(no, ev);
             }
         }
     }
 
     /// Returns when the lease of this client counts as a refusal for the call at the front.
-    pub(super) fn refuses_itself_at(&self) -> Option<Instant> {
+    pub(super) fn refuses_itself_at(&self, own: Own) -> Option<Instant> {
         let front = self.waiters.front()?;
         let Wait::Queue(WaitPolicy::Backoff(backoff)) = &front.wait else {
             return None;
         };
-        (backoff.limit().is_some() && self.line_waits()).then_some(front.retry_at)
+        (backoff.limit().is_some() && own.line_waits).then_some(front.retry_at)
     }
 
     /// The client asks once more, shortly before the deadline of a call, unless it knows enough.
-    fn ask_for_deadlines(&mut self, cx: &mut Context<'_>) {
-        let holds = self.holds_alone();
-        for no in self.waiters.asks_by(cx.now) {
+    fn ask_for_deadlines(&mut self, ev: &mut Event<'_>) {
+        let holds = ev.own.alone;
+        for no in self.waiters.asks_by(ev.now) {
             decided(1);
             let span = self.waiters.change(no, |waiter| {
                 waiter.ask_at = Instant::NEVER;
@@ -88,7 +93,7 @@ impl LockEntry {
                 && !self.last.says_taken(start, deadline)
                 && !is_on(Mutant::NobodyAsksForDeadlines)
             {
-                self.ask_for_deadline(no, cx);
+                self.ask_for_deadline(no, ev);
             }
         }
     }
@@ -107,7 +112,7 @@ impl LockEntry {
         }
     }
 
-    fn ask_for_deadline(&mut self, no: WaiterNo, cx: &mut Context<'_>) {
+    fn ask_for_deadline(&mut self, no: WaiterNo, ev: &mut Event<'_>) {
         let is_in_line = self.waiters.is_in_line(no);
         let mut needs_own = false;
         for n in self.requests.serving(&[Serves::Line, Serves::One(no)]) {
@@ -117,9 +122,9 @@ impl LockEntry {
             }
             let is_caller_s = request.caller().is_some();
             match &mut request.state {
-                RequestState::Due(at) => *at = (*at).min(cx.now),
+                RequestState::Due(at) => *at = (*at).min(ev.now),
                 RequestState::Queued(place) if !place.refreshing => {
-                    place.refresh_at = place.refresh_at.min(cx.now);
+                    place.refresh_at = place.refresh_at.min(ev.now);
                 }
                 // A caller's connection may be dead: ask on another one.
                 RequestState::Sent if is_caller_s && is_in_line => needs_own = true,
@@ -128,37 +133,37 @@ impl LockEntry {
         }
         if needs_own && let Some(waiter) = self.waiters.get(no) {
             let (lock, terms) = (Arc::clone(&waiter.lock), waiter.terms);
-            let n = self.request(Serves::One(no), &lock, terms, cx);
+            let n = self.request(Serves::One(no), &lock, terms, ev);
             self.requests.change(n).once = true;
-            self.set_due(n, cx.now);
+            self.set_due(n, ev.now);
         }
     }
 
     /// Sends the acquiring commands that are due.
-    fn ask(&mut self, out: &mut Vec<(Command, Purpose)>, cx: &mut Context<'_>) {
-        for n in self.requests.to_ask(cx.now).into_iter().rev() {
+    fn ask(&mut self, out: &mut Vec<(Command, Purpose)>, ev: &mut Event<'_>) {
+        for n in self.requests.to_ask(ev.now).into_iter().rev() {
             let Some(request) = self.requests.get(n) else {
                 continue;
             };
             // The end of the lease makes somebody ask again.
-            let waits_for_end = request.serves == Serves::Line && self.line_waits();
+            let waits_for_end = request.serves == Serves::Line && ev.own.line_waits;
             if waits_for_end || self.receiver(request) == Receiver::Nobody {
                 self.requests.remove(n);
                 continue;
             }
             if self.requests[n].is_part_over() {
-                self.end_part(n, cx);
+                self.end_part(n, ev);
                 continue;
             }
             decided(1);
-            let (command, asked) = self.send(n, Sender::Engine, None, cx);
+            let (command, asked) = self.send(n, Sender::Engine, None, ev);
             out.push((command, Purpose::Ask(asked)));
         }
     }
 
     /// Refreshes all places of a group if one of them is due.
-    fn refresh(&mut self, out: &mut Vec<(Command, Purpose)>, cx: &mut Context<'_>) {
-        for first in self.requests.to_act(cx.now) {
+    fn refresh(&mut self, name: &Name, out: &mut Vec<(Command, Purpose)>, ev: &mut Event<'_>) {
+        for first in self.requests.to_act(ev.now) {
             let request = &self.requests[first];
             let group = match &request.state {
                 // An earlier command may include it.
@@ -198,13 +203,13 @@ impl LockEntry {
             };
             out.push((
                 Command::new(&lock, what),
-                Purpose::Refresh(self.name.clone(), of),
+                Purpose::Refresh(name.clone(), of),
             ));
         }
     }
 
-    fn confirm(&mut self, out: &mut Vec<(Command, Purpose)>, cx: &mut Context<'_>) {
-        for n in self.requests.to_act(cx.now) {
+    fn confirm(&mut self, name: &Name, out: &mut Vec<(Command, Purpose)>, ev: &mut Event<'_>) {
+        for n in self.requests.to_act(ev.now) {
             let terms = self.receiver_terms(&self.requests[n]);
             let mut request = self.requests.change(n);
             let (lock, no) = (Arc::clone(&request.lock), request.no);
@@ -219,20 +224,20 @@ impl LockEntry {
                 ttl: terms.ttl,
                 may_shorten: false,
             };
-            let work = Purpose::Confirm(self.name.clone(), no, grant.id.clone(), terms);
+            let work = Purpose::Confirm(name.clone(), no, grant.id.clone(), terms);
             let command = Command::new(&lock, what).acknowledged_by(terms.replicas);
             out.push((command, work));
         }
     }
 
     /// Computes when the engine must look again.
-    fn recompute(&mut self, cx: &Context<'_>) {
+    fn recompute(&mut self, linger_ends: Option<Instant>, ev: &Event<'_>) {
         (self.next, self.latest) = (Instant::NEVER, Instant::NEVER);
-        if let Some(at) = self.linger_ends() {
+        if let Some(at) = linger_ends {
             self.touch(at, at);
         }
         if !is_on(Mutant::StoppedCallerBlocks) {
-            self.touch(self.first_overdue_at(cx), Instant::NEVER);
+            self.touch(self.first_overdue_at(ev), Instant::NEVER);
         }
         let after_plain = self.after_plain;
         self.touch(after_plain, after_plain);
@@ -241,6 +246,6 @@ impl LockEntry {
         if let Some(at) = self.waiters.first_ask() {
             self.touch(at, at);
         }
-        self.touch_silence(cx);
+        self.touch_silence(ev);
     }
 }

@@ -198,7 +198,7 @@ impl Engine {
                 let (name, no) = (asked.lock.key(0).name, asked.no);
                 let mut fx = Effects::default();
                 let serves = kernel.with_existing(name, now, &mut fx, |entry, _| {
-                    Some(entry.requests.get(no)?.serves != Serves::Nobody)
+                    Some(entry.line.requests.get(no)?.serves != Serves::Nobody)
                 });
                 serves.flatten().unwrap_or(false)
             }
@@ -256,7 +256,7 @@ impl Engine {
         let (kernel, now) = (turn.kernel, turn.now);
         match purpose {
             Purpose::Ask(asked) => kernel.with_entry(&asked.lock, now, turn.fx, |entry, cx| {
-                entry.answered(&asked, end, sent, None, cx);
+                entry.ended(&asked, end, sent, None, cx);
             }),
             Purpose::Refresh(name, of) => {
                 kernel.with_existing(&name, now, turn.fx, |entry, cx| {
@@ -265,7 +265,7 @@ impl Engine {
             }
             Purpose::Confirm(name, no, id, terms) => {
                 kernel.with_existing(&name, now, turn.fx, |entry, cx| {
-                    entry.confirmed((no, &id), &terms, end, sent, cx);
+                    entry.confirmed((no, &id), &terms, (end, sent), cx);
                 });
             }
             Purpose::Lease(work) => turn.lease_ended(work, end, sent),

@@ -1,69 +1,66 @@
-//! A name that this client holds or waits for: its leases, the waiting calls and the requests.
+//! A name that this client holds or waits for, and its four events: `program`, `ended`, `heard` and
+//! `due`.
 //!
 //! ```text
 //! a call ──nobody holds, waits or asks──▶ its own thread asks ──refused──▶ parks at the front
 //!    └──otherwise──▶ parks at the end of the line
 //!
-//! the line: one request for all; it exists while somebody waits and this client does not hold
-//!           the name alone. A lease goes to the front; its end makes somebody ask again.
-//! own:      calls of kinds whose calls have a place each: one request for each of them.
+//! program: a call begins, goes on, leaves ─────────────┐ the leases (holding.rs) or the line
+//! ended:   the end of a command ───────────────────────┤ (line.rs) change, and say what has
+//! heard:   a grant, a release, a subscription, a move ─┤ happened; then the entry is re-armed
+//! due:     what the time makes due ────────────────────┘
+//!
+//! ending.rs: a holder unlocks, a lease is lost
 //! ```
 //!
 //! All methods run under the lock of the entry's shard.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use crate::clock::Instant;
+use crate::config::LeaseTerms;
+use crate::error::Cause;
 use crate::holder_id::HolderId;
+use crate::kernel::answers::{End, Ended, ForCaller, Win, undo_of};
+use crate::kernel::call::{Call, CallState, Step};
+use crate::kernel::command::Command;
 use crate::kernel::context::Context;
+use crate::kernel::event::{Event, IdEnd, Known};
 use crate::kernel::failure::{Failure, Refused};
-use crate::kernel::few::Few;
+use crate::kernel::fault::Fault;
 use crate::kernel::held::HeldLease;
-use crate::kernel::last_reply::LastReply;
-use crate::kernel::request::Serves;
+use crate::kernel::holder::Taker;
+use crate::kernel::holding::Holding;
+use crate::kernel::line::Line;
+use crate::kernel::purpose::Purpose;
+use crate::kernel::request::{Asked, RequestNo};
 use crate::kernel::request_index::Requests;
+use crate::kernel::requests::Receiver;
 use crate::kernel::schedule::Item;
-use crate::kernel::steps::decided;
-use crate::kernel::waiter::{Outcome, Waiter, WaiterNo};
+use crate::kernel::undo::Counts;
+use crate::kernel::waiter::{Outcome, Wait};
 use crate::kernel::waiters::Waiters;
 use crate::kernel::watch::Watch;
+use crate::lease::status::LeaseStatus;
+use crate::lost::Lost;
 use crate::mutant::{Mutant, is_on};
 use crate::name::Name;
+use crate::protocol::answer::Answer;
+use crate::protocol::place::{TokenBlock, read_next};
 use crate::protocol::primitive::Primitive;
-
-/// How long first commands join the queue after a refusal, a grant or a plain release: they do not
-/// overtake.
-const CONTENDED_FOR: Duration = Duration::from_secs(1);
+use crate::random;
 
 #[derive(Debug)]
 pub(crate) struct LockEntry {
     pub(crate) name: Name,
-    pub(crate) held: Few<Held>,
-    pub(super) capacity: usize,
-    /// Until when the only lease lingers; `None` if somebody holds it.
-    pub(crate) lingers_until: Option<Instant>,
-    pub(crate) waiters: Waiters,
-    pub(crate) requests: Requests,
-    pub(crate) last: LastReply,
-    /// When others were last known to want the name; after a plain release, until when no call of
-    /// the line asks.
-    contended: Instant,
-    /// When the calls look that a plain release did not name; `NEVER` if none was announced.
-    pub(super) after_plain: Instant,
-    /// The last lease that ended here by a confirmed release: its message wakes no line.
-    pub(super) released: Option<HolderId>,
+    pub(crate) holding: Holding,
+    pub(crate) line: Line,
     /// The subscriber was told to listen to the messages of this name.
     pub(super) listens: bool,
-    /// Messages arrive, as far as is known.
-    pub(super) is_listening: bool,
     /// Made when it is first needed.
     extras: Option<Box<Extras>>,
-    /// Lower bounds of when the engine must look, and of when it must be awake for that.
-    pub(super) next: Instant,
-    pub(super) latest: Instant,
     /// Its bounds in the schedule, if it is there.
-    pub(super) armed: Option<[Instant; 2]>,
+    armed: Option<[Instant; 2]>,
 }
 
 /// The parts that few entries have.
@@ -73,32 +70,14 @@ pub(super) struct Extras {
     pub(super) watches: Vec<Watch>,
 }
 
-/// A lease of this client.
-#[derive(Debug)]
-pub(crate) struct Held {
-    pub(crate) lease: Arc<HeldLease>,
-    pub(super) is_shared: bool,
-}
-
 impl LockEntry {
     pub(super) fn new(name: Name, lock: &dyn Primitive) -> Self {
-        let capacity = lock.capacity();
         Self {
             name,
-            held: Few::default(),
-            capacity,
-            lingers_until: None,
-            waiters: Waiters::default(),
-            requests: Requests::default(),
-            last: LastReply::default(),
-            contended: Instant::START,
-            after_plain: Instant::NEVER,
-            released: None,
+            holding: Holding::new(lock.capacity()),
+            line: Line::default(),
             listens: false,
-            is_listening: false,
             extras: None,
-            next: Instant::NEVER,
-            latest: Instant::NEVER,
             armed: None,
         }
     }
@@ -111,70 +90,34 @@ impl LockEntry {
         self.extras.as_ref().map_or(&[], |extras| &extras.watches)
     }
 
-    // ------------------------------------------------------------------ what is known
-
-    /// Returns the lease that makes Redis refuse a further one, `is_shared` or not.
-    pub(super) fn excludes(&self, is_shared: bool) -> Option<&Arc<HeldLease>> {
-        if self.held.len() < self.capacity {
-            return None;
+    /// Runs `act` on the line, and does what has become of ids.
+    pub(super) fn line<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        act: impl FnOnce(&mut Line, &mut Event<'_>) -> T,
+    ) -> T {
+        let mut ev = Event {
+            now: cx.now,
+            limits: &cx.shared.limits,
+            numbers: &cx.shared.numbers,
+            is_closed: cx.shared.is_closed(),
+            own: self.holding.own(),
+            fx: cx.fx,
+            ids: Vec::new(),
+        };
+        let result = act(&mut self.line, &mut ev);
+        for end in ev.ids {
+            if let IdEnd::Undone { id, .. } = &end {
+                assert!(!self.holding.holds(id), "a lease is never undone");
+            }
+            cx.settle(&self.name, end);
         }
-        let mut held = self.held.iter();
-        let found = held.find(|held| !is_shared || !held.is_shared)?;
-        Some(&found.lease)
+        result
     }
 
-    /// Returns whether this client has a lease that excludes all others.
-    pub(crate) fn holds_alone(&self) -> bool {
-        self.excludes(true).is_some()
-    }
-
-    /// Returns whether the line waits for the end of a lease of this client, which can be handed to
-    /// it. Beside any other lease it asks Redis, and takes its place there: otherwise the next call
-    /// for a part, or for a fair lock, would go first each time.
-    pub(crate) fn line_waits(&self) -> bool {
-        let lease = self.excludes(true);
-        lease.is_some_and(|it| it.fits_line() || is_on(Mutant::LineWaitsForParts))
-    }
-
-    pub(crate) fn holds(&self, id: &HolderId) -> bool {
-        self.held.iter().any(|held| held.lease.id == *id)
-    }
-
-    /// Returns whether the line asks, waits, or has what it waits for.
-    pub(super) fn line_is_busy(&self) -> bool {
-        self.waiters.in_line() > 0 || self.line_waits() || self.line_request().is_some()
-    }
-
-    /// Records that others wanted the name at `at`, or that it is left to other programs until
-    /// then.
-    pub(super) fn note_contended(&mut self, at: Instant) {
-        self.contended = self.contended.max(at);
-    }
-
-    pub(super) fn contended_until(&self) -> Instant {
-        match self.contended {
-            Instant::START => Instant::START,
-            contended => contended.after(CONTENDED_FOR),
-        }
-    }
-
-    /// Returns from when on the line may ask.
-    pub(super) fn asks_from(&self) -> Instant {
-        self.contended
-    }
-
-    /// Returns whether a call of this client waits for the name, as far as Redis has said: then a
-    /// call that does not wait is refused, so that it does not get the name first. A call that
-    /// waits only behind the first command of another one has not been refused by anybody. Walks
-    /// over the calls up to the first such one.
-    pub(super) fn is_waited_for(&self, now: Instant) -> bool {
-        let is_said = self.last.has_refused() && !self.last.has_failed();
-        is_said && self.waiters.walk().any(|waiter| waiter.is_ahead(now))
-    }
-
-    /// Returns what Redis last said about the holder, unless its lease has ended since.
-    pub(super) fn last_holder(&self, now: Instant) -> Option<Refused> {
-        self.last.refusal().filter(|refused| now < refused.until)
+    /// Returns whether a call waits, asks, or watches the name from elsewhere.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.line.is_asked_for() || !self.watches().is_empty()
     }
 
     /// Returns the refusal of a call that does not wait, if Redis need not be asked for it: this
@@ -184,61 +127,11 @@ impl LockEntry {
         lock: &dyn Primitive,
         now: Instant,
     ) -> Option<Option<Refused>> {
-        let own = self.excludes(lock.is_shared());
-        if own.is_some_and(|lease| lease.covers(now)) {
+        if self.holding.is_excluded(lock.is_shared(), now) {
             return Some(None);
         }
-        self.is_waited_for(now).then(|| self.last_holder(now))
-    }
-
-    /// Returns what a call reports at its deadline.
-    pub(super) fn at_deadline(
-        &self,
-        lock: &dyn Primitive,
-        [start, deadline]: [Instant; 2],
-        now: Instant,
-    ) -> Outcome {
-        let own = self.excludes(lock.is_shared());
-        if own.is_some_and(|lease| lease.covers(now)) {
-            return Outcome::Refused(None);
-        }
-        if self.last.says_taken(start, deadline) {
-            Outcome::Refused(self.last.refusal())
-        } else {
-            Outcome::Failed(self.failure(start))
-        }
-    }
-
-    /// Returns why a call that began at `start` fails.
-    pub(super) fn failure(&self, start: Instant) -> Failure {
-        self.last.failure(start, self.requests.under_way())
-    }
-
-    /// Returns why a call for a part fails, which began at `start` and does not wait.
-    pub(super) fn failure_of_part(&self, start: Instant) -> Failure {
-        if self.last.has_failed() {
-            self.failure(start)
-        } else {
-            Failure::Restart
-        }
-    }
-
-    /// Returns when a call gives up because of what Redis says, or because it is silent.
-    pub(super) fn gives_up_at(&self, start: Instant, unreachable_for: Duration) -> Instant {
-        if self.holds_alone() {
-            Instant::NEVER
-        } else {
-            let under_way = self.requests.under_way();
-            self.last.gives_up_at(start, under_way, unreachable_for)
-        }
-    }
-
-    // ------------------------------------------------------------------ the schedule
-
-    /// Notes that the engine must look at the entry at `at`, and be awake for that by `latest`.
-    pub(super) fn touch(&mut self, at: Instant, latest: Instant) {
-        self.next = self.next.min(at);
-        self.latest = self.latest.min(latest);
+        let line = &self.line;
+        line.is_waited_for(now).then(|| line.last_holder(now))
     }
 
     /// Re-arms the entry after a change. Returns true if nothing is left in it.
@@ -247,88 +140,58 @@ impl LockEntry {
         if self.is_wanted() {
             self.end_linger(cx);
         }
-        let is_idle = self.held.is_empty()
-            && self.waiters.is_empty()
-            && self.watches().is_empty()
-            && self.requests.is_empty();
+        let is_idle = self.holding.held.is_empty() && !self.is_wanted();
         // Most entries only have a lease: the room for others would be most of their size.
-        if self.requests.is_empty() {
-            self.requests = Requests::default();
+        if self.line.requests.is_empty() {
+            self.line.requests = Requests::default();
         }
-        if self.waiters.is_empty() {
-            self.waiters = Waiters::default();
+        if self.line.waiters.is_empty() {
+            self.line.waiters = Waiters::default();
         }
         if !self.listens
             && let Some(lock) = self.listener()
         {
             self.listens = true;
-            let change = cx.shared.next_serial();
+            let change = cx.shared.numbers.next();
             cx.fx.listen.push((lock, change));
         }
-        if is_idle && cx.now >= self.contended_until() {
+        if is_idle && cx.now >= self.line.contended_until() {
             if self.armed.is_some() {
                 cx.unschedule(&Item::Entry(self.name.clone()));
             }
             if self.listens {
-                let change = cx.shared.next_serial();
+                let change = cx.shared.numbers.next();
                 cx.fx.unlisten.push((self.name.clone(), change));
             }
             return true;
         }
+        let own = self.holding.own();
+        let line = &mut self.line;
         if is_idle {
-            (self.next, self.latest) = (self.contended_until(), Instant::NEVER);
+            (line.next, line.latest) = (line.contended_until(), Instant::NEVER);
         }
-        if let Some(at) = self.refuses_itself_at() {
-            self.touch(at, at);
+        if let Some(at) = line.refuses_itself_at(own) {
+            line.touch(at, at);
         }
-        let bounds = [self.next, self.latest];
-        if self.armed != Some(bounds) && !(self.armed.is_none() && self.next == Instant::NEVER) {
+        let bounds = [line.next, line.latest];
+        if self.armed != Some(bounds) && !(self.armed.is_none() && line.next == Instant::NEVER) {
             self.armed = Some(bounds);
             cx.put(Item::Entry(self.name.clone()), bounds);
-        } else if self.latest < Instant::NEVER && !is_on(Mutant::WakeUpIsPromisedOnce) {
+        } else if line.latest < Instant::NEVER && !is_on(Mutant::WakeUpIsPromisedOnce) {
             // An earlier promise to wake the engine may be that of a thread which stands still.
-            cx.wake_engine_by(self.latest);
+            cx.wake_engine_by(line.latest);
         }
         false
     }
 
-    // ------------------------------------------------------------------ the parked calls
-
     /// Returns the lock of a call that needs messages. One that nobody has refused needs none,
     /// unless it has a place nevertheless.
     fn listener(&self) -> Option<Arc<dyn Primitive>> {
-        let woken = self.waiters.listener(self.requests.has_place());
+        let line = &self.line;
+        let woken = line.waiters.listener(line.requests.has_place());
         let watch = self.watches().iter().find(|watch| watch.wakes);
         let watch = watch.map(|watch| &watch.lock);
         woken.map(|waiter| &waiter.lock).or(watch).cloned()
-    }
-
-    /// Returns whether release messages wake a parked call that a request serves.
-    pub(super) fn wakes(&self, serves: Serves) -> bool {
-        match serves {
-            Serves::Line => self.waiters.first_woken().is_some(),
-            Serves::One(no) => (self.waiters.get(no)).is_some_and(|waiter| waiter.wait.is_woken()),
-            Serves::Nobody => false,
-        }
-    }
-
-    /// Removes a waiting call from its list. Its pause holds nobody else up.
-    pub(super) fn remove_waiter(&mut self, no: WaiterNo, cx: &Context<'_>) -> Option<Waiter> {
-        let was_in_line = self.waiters.is_in_line(no);
-        let waiter = self.waiters.remove(no)?;
-        if was_in_line {
-            self.end_pause(waiter.retry_at, cx);
-        }
-        Some(waiter)
-    }
-
-    /// Ends a parked call: its outcome is stored, and its thread is woken.
-    pub(super) fn end_waiter(&mut self, no: WaiterNo, outcome: Outcome, cx: &mut Context<'_>) {
-        if let Some(waiter) = self.remove_waiter(no, cx) {
-            decided(1);
-            *waiter.cell.outcome.lock() = Some(outcome);
-            cx.fx.wake.push(waiter.cell);
-        }
     }
 
     /// The name may be free, or the client is closed: the calls that watch it go on.
@@ -339,6 +202,393 @@ impl LockEntry {
             *watch.cell.outcome.lock() = Some(Outcome::Failed(failure.clone()));
             let cell = Arc::clone(&watch.cell);
             cx.fx.wake.push(cell);
+        }
+    }
+}
+
+/// `program`: a call begins, goes on, leaves.
+impl LockEntry {
+    /// A call begins.
+    pub(super) fn begin(&mut self, call: &mut Call, cx: &mut Context<'_>) -> Step {
+        if cx.shared.is_closed() {
+            return call.over(Outcome::Failed(Failure::Closed));
+        }
+        // A part is a lease of its own.
+        if !call.is_part()
+            && let Some((lease, token)) = self.relock(&call.wants, cx)
+        {
+            return call.holds(lease, token, cx.now);
+        }
+        let is_excluded = call.wants.wait == Wait::Once && self.is_excluded(call, cx);
+        self.line(cx, |line, ev| call.ask(is_excluded, line, ev))
+    }
+
+    /// Returns whether a lease of this client makes Redis refuse the lock of a call.
+    fn is_excluded(&self, call: &Call, cx: &Context<'_>) -> bool {
+        self.holding
+            .is_excluded(call.wants.lock.is_shared(), cx.now)
+    }
+
+    /// The command that the thread of a call has sent has ended.
+    pub(super) fn replied(
+        &mut self,
+        call: &mut Call,
+        asked: &Asked,
+        (end, sent): (Result<Answer, Fault>, Instant),
+        cx: &mut Context<'_>,
+    ) -> Step {
+        let answer = self.ended(asked, end, sent, Some(call.wants.taker()), cx);
+        let was_refused = matches!(answer, ForCaller::Refused(_));
+        if was_refused {
+            call.note_refused(cx.now);
+        }
+        match answer {
+            ForCaller::Holds(lease, token) => return call.holds(lease, token, cx.now),
+            ForCaller::Over(outcome) | ForCaller::Refused(Some(outcome)) => {
+                return self.take(call, outcome, cx);
+            }
+            ForCaller::IsUndoneLate => cx.fx.undo = Some(undo_of(&asked.lock, &asked.id)),
+            ForCaller::GoesOn | ForCaller::Refused(None) => {}
+        }
+        let facts = (was_refused, self.is_excluded(call, cx));
+        self.line(cx, |line, ev| call.go_on(asked, facts, line, ev))
+    }
+
+    /// A call takes what it was given. If the lease was lost before its thread ran, it waits again.
+    fn take(&mut self, call: &mut Call, outcome: Outcome, cx: &mut Context<'_>) -> Step {
+        let Outcome::Lease(lease, token) = outcome else {
+            return call.over(outcome);
+        };
+        if cx.change(&lease, |it, now| it.take(token, call.wants.taker(), now)) {
+            return call.holds(lease, token, cx.now);
+        }
+        self.give_up(&lease, token, cx);
+        let is_excluded = self.is_excluded(call, cx);
+        self.line(cx, |line, ev| call.wait_again(is_excluded, line, ev))
+    }
+
+    /// The thread of a call has not sent its command, and does not send it any more.
+    pub(super) fn not_sent(&mut self, asked: &Asked, cx: &mut Context<'_>) {
+        cx.settle(&self.name, IdEnd::Nothing(asked.id.clone()));
+        self.line.not_sent(asked);
+    }
+
+    /// A parked call has an outcome, or its deadline has come.
+    pub(super) fn woken(
+        &mut self,
+        call: &mut Call,
+        outcome: Option<Outcome>,
+        cx: &mut Context<'_>,
+    ) -> Step {
+        if let Some(outcome) = outcome {
+            return self.take(call, outcome, cx);
+        }
+        let is_excluded = self.is_excluded(call, cx);
+        self.line(cx, |line, ev| {
+            line.leave(call.no, ev);
+            let span = [call.start, call.wants.deadline];
+            call.over(line.at_deadline(is_excluded, span))
+        })
+    }
+
+    /// A call is cancelled or given up. An outcome that is already stored wins; `early` is one that
+    /// was read before.
+    pub(super) fn leave(
+        &mut self,
+        call: &mut Call,
+        state: CallState,
+        (early, failure): (Option<Outcome>, Failure),
+        cx: &mut Context<'_>,
+    ) -> Outcome {
+        match state {
+            CallState::Parked(cell) => {
+                let outcome = if is_on(Mutant::CancelLooksFirst) {
+                    early
+                } else {
+                    cell.outcome.lock().take()
+                };
+                let Some(outcome) = outcome else {
+                    self.line(cx, |line, ev| line.leave(call.no, ev));
+                    return Outcome::Failed(failure);
+                };
+                if let Outcome::Lease(lease, token) = &outcome {
+                    if !cx.change(lease, |it, now| it.take(*token, call.wants.taker(), now)) {
+                        self.give_up(lease, *token, cx);
+                        return Outcome::Failed(failure);
+                    }
+                    call.began_at(cx.now);
+                }
+                outcome
+            }
+            CallState::Asking(asked) => {
+                // Its thread has left in the middle of its command, by a panic.
+                let end = Err(Fault::Unknown(Cause::text("the call has ended")));
+                let answer = self.ended(&asked, end, cx.now, None, cx);
+                self.line(cx, |line, ev| line.retire_of(call.no, ev));
+                match answer {
+                    // The grant message was faster.
+                    ForCaller::Over(outcome @ Outcome::Lease(..))
+                        if !is_on(Mutant::PanicForgetsTheLease) =>
+                    {
+                        outcome
+                    }
+                    _ => Outcome::Failed(failure),
+                }
+            }
+            CallState::New | CallState::Over => Outcome::Failed(failure),
+        }
+    }
+
+    /// The client is closed: ends all calls and leases.
+    pub(super) fn close(&mut self, cx: &mut Context<'_>) {
+        self.line(cx, Line::close_calls);
+        self.end_watches(&Failure::Closed, cx);
+        if !is_on(Mutant::ClosedKeepsPlaces) {
+            self.line(cx, Line::close_requests);
+        }
+        for held in self.holding.held.take() {
+            let lease = held.lease;
+            cx.change(&lease, |it, now| it.lease.lose(Lost::ShutDown, now));
+            if lease.status(cx.now, cx.fx) == LeaseStatus::Lost(Lost::ShutDown) {
+                self.release_later(&lease, Counts::AtShutdown, cx);
+            }
+            cx.fx.discard(lease);
+        }
+    }
+}
+
+/// `ended`: the end of a command.
+impl LockEntry {
+    /// The end of an acquiring command, whoever sent it. `taker` is the call whose thread reads it.
+    pub(super) fn ended(
+        &mut self,
+        asked: &Asked,
+        end: Result<Answer, Fault>,
+        sent: Instant,
+        taker: Option<Taker<'_>>,
+        cx: &mut Context<'_>,
+    ) -> ForCaller {
+        let known = match &end {
+            Ok(Answer::Refused(by)) => cx.known(&by.holder, asked.lock.key(by.name).name, sent),
+            _ => Known::default(),
+        };
+        let it = End {
+            end,
+            sent,
+            taker,
+            known,
+            is_held: self.holding.holds(&asked.id),
+        };
+        match self.line(cx, |line, ev| line.answered(asked, it, ev)) {
+            Ended::ForCaller(for_caller) => for_caller,
+            Ended::Won(win) => self.won(win, cx),
+        }
+    }
+
+    /// The end of a refresh of these places.
+    pub(super) fn refreshed(
+        &mut self,
+        of: &[(RequestNo, HolderId)],
+        end: Result<Answer, Fault>,
+        sent: Instant,
+        cx: &mut Context<'_>,
+    ) {
+        let known = match &end {
+            Ok(Answer::Places(_, by)) => cx.known(&by.holder, &self.name, sent),
+            _ => Known::default(),
+        };
+        let refreshed =
+            |line: &mut Line, ev: &mut Event<'_>| line.refreshed(of, end, (sent, known), ev);
+        let Some((found, by)) = self.line(cx, refreshed) else {
+            return;
+        };
+        for (place, found) in of.iter().zip(found) {
+            let win = self.line(cx, |line, ev| {
+                line.place_found(place, found, (sent, &by), ev)
+            });
+            if let Some(win) = win {
+                self.won(win, cx);
+            }
+        }
+    }
+
+    /// The end of a renewal that confirms a grant under `terms`.
+    pub(super) fn confirmed(
+        &mut self,
+        of: (RequestNo, &HolderId),
+        terms: &LeaseTerms,
+        (end, sent): (Result<Answer, Fault>, Instant),
+        cx: &mut Context<'_>,
+    ) {
+        let confirmed =
+            |line: &mut Line, ev: &mut Event<'_>| line.confirmed(of, terms, end, sent, ev);
+        if let Some(win) = self.line(cx, confirmed) {
+            self.won(win, cx);
+        }
+    }
+
+    /// An undo has removed something: the lock may be free.
+    pub(super) fn undone(&mut self, cx: &mut Context<'_>) {
+        self.line(cx, Line::undone);
+    }
+
+    /// A lease begins. This client's other leases that exclude it are lost.
+    fn won(&mut self, win: Win<'_>, cx: &mut Context<'_>) -> ForCaller {
+        let mut grant = win.grant;
+        cx.settle(&self.name, IdEnd::Nothing(grant.id.clone()));
+        // The machine may have stood still since the command was sent.
+        let ahead = cx.shared.wall_clock.noticed(grant.lease.confirmed_at());
+        if !ahead.is_zero() {
+            grant.lease.distrust(ahead, cx.now);
+        }
+        let serial = cx.shared.numbers.next();
+        let lease = Arc::new(HeldLease::new(&win.lock, grant, serial, cx.now));
+        while let Some(n) = self.holding.evicted_by(win.lock.is_shared()) {
+            let lease = self.holding.remove(n);
+            cx.change(&lease, |it, now| it.evict(now));
+            cx.fx.discard(lease);
+        }
+        self.holding.add(Arc::clone(&lease));
+        self.line.last.silent_since = None;
+        let token = lease.run.first();
+        #[cfg(sim)]
+        cx.fx.began.push((lease.clone(), token));
+        cx.rearm(&lease);
+        if !is_on(Mutant::EvictionMakesNobodyAsk) {
+            // The line may have waited for the end of an evicted lease.
+            self.line(cx, |line, ev| line.serve(ev.now, ev));
+        }
+        self.line(cx, |line, ev| {
+            line.won(win.request, win.receiver, &lease, ev)
+        });
+        match win.receiver {
+            Receiver::Waiter(_) => ForCaller::GoesOn,
+            Receiver::Caller | Receiver::Nobody => ForCaller::Holds(lease, token),
+        }
+    }
+}
+
+/// `heard`: a grant, a release, a subscription, a move.
+impl LockEntry {
+    /// A grant message for a request.
+    pub(super) fn granted(
+        &mut self,
+        no: RequestNo,
+        id: &HolderId,
+        tokens: TokenBlock,
+        cx: &mut Context<'_>,
+    ) {
+        let granted =
+            |line: &mut Line, ev: &mut Event<'_>| line.granted_by_message(no, id, tokens, ev);
+        if let Some(win) = self.line(cx, granted) {
+            self.won(win, cx);
+        }
+    }
+
+    /// A message on the release channel of the name.
+    pub(super) fn announced(&mut self, payload: &[u8], cx: &mut Context<'_>) {
+        if is_on(Mutant::ReleaseMessagesAreIgnored) {
+            return;
+        }
+        // The lock is left free for a moment, and one place must ask for it before the others.
+        if let Some(next) = read_next(payload) {
+            let first = next.first.as_ref().and_then(|id| cx.shared.request_of(id));
+            let first = first.map(|(_, no)| no);
+            let chance = random::chance();
+            self.line(cx, |line, ev| {
+                line.announced_plain(&next, first, chance, ev)
+            });
+            if !is_on(Mutant::WatchesAreNotEnded) {
+                self.end_watches(&Failure::Restart, cx);
+            }
+            return;
+        }
+        // Somebody else has released a lease of this client.
+        if self.doubt(payload, cx) {
+            return;
+        }
+        // The end of a lease of this client makes its line ask: the message is for others.
+        let is_own = self.holding.find(payload).is_some() || self.holding.was_released(payload);
+        // The end of an attempt of this client says nothing of other holders.
+        let is_of_lease = !is_own && !cx.is_own_attempt(payload);
+        self.line(cx, |line, ev| line.released(is_of_lease, ev));
+        if is_own {
+            self.line(cx, Line::look_beside);
+        } else {
+            self.look(cx);
+        }
+    }
+
+    /// Checks the open lease of this client with this id, if there is one: somebody else has
+    /// released it. Returns whether there is one.
+    pub(super) fn doubt(&self, id: &[u8], cx: &mut Context<'_>) -> bool {
+        let lease = self.holding.find(id);
+        let Some(lease) = lease.filter(|lease| lease.is_open()) else {
+            return false;
+        };
+        cx.change(lease, |it, now| it.lease.suspect(now));
+        true
+    }
+
+    /// The lock may be free, or a message may have been missed: all requests look, and so do the
+    /// calls that watch the name.
+    pub(super) fn look(&mut self, cx: &mut Context<'_>) {
+        if !is_on(Mutant::WatchesAreNotEnded) {
+            self.end_watches(&Failure::Restart, cx);
+        }
+        self.line(cx, Line::look);
+    }
+
+    /// Messages of the name have arrived since then: earlier ones may have been missed.
+    pub(super) fn listening_since(&mut self, since: Instant, cx: &mut Context<'_>) {
+        self.line.is_listening = true;
+        let has_missed = self.line.requests.has_missed(since);
+        if has_missed && !is_on(Mutant::ListeningRefreshesNothing) {
+            self.look(cx);
+        }
+        // A call may have begun to watch before messages came.
+        if !is_on(Mutant::WatchBeginsAfterTheRefusal) {
+            self.end_watches(&Failure::Restart, cx);
+        }
+    }
+
+    /// Another server may be the master of some locks: leases are checked, and requests look.
+    pub(super) fn moved(
+        &mut self,
+        is_moved: &dyn Fn(&dyn Primitive) -> bool,
+        cx: &mut Context<'_>,
+    ) {
+        for held in self.holding.held.iter() {
+            if is_moved(&*held.lease.lock) {
+                cx.change(&held.lease, |it, now| it.lease.suspect(now));
+            }
+        }
+        if self.line.requests.walk().any(|it| is_moved(&*it.lock)) {
+            self.look(cx);
+        }
+        if is_on(Mutant::MovedPlacesAreForgotten) {
+            self.line.forget_place(cx.now);
+        }
+    }
+}
+
+/// `due`: what the time makes due.
+impl LockEntry {
+    /// Returns the commands that are due. Afterwards the next ones are due later than now.
+    pub(super) fn due(&mut self, cx: &mut Context<'_>) -> Vec<(Command, Purpose)> {
+        self.armed = None;
+        if self.holding.linger_ends().is_some_and(|at| at <= cx.now) {
+            self.end_linger(cx);
+        }
+        let (name, linger_ends) = (self.name.clone(), self.holding.linger_ends());
+        self.line(cx, |line, ev| line.due(&name, linger_ends, ev))
+    }
+
+    /// Nobody takes the lease that lingers: the engine releases it.
+    fn end_linger(&mut self, cx: &mut Context<'_>) {
+        if let Some(lease) = self.holding.lingering().cloned() {
+            self.holding.lingers_until = None;
+            self.give_up(&lease, lease.token(), cx);
         }
     }
 }

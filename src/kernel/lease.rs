@@ -41,6 +41,33 @@ pub(crate) enum WorkKind {
     SetTtl(Duration, BeforeSetTtl),
 }
 
+/// How a holding ends.
+#[derive(Debug)]
+pub(crate) enum Unlock {
+    HandedOff,
+    /// The client keeps the lease for a moment.
+    Lingers,
+    /// The caller sends it, and reports its end with `unlocked`.
+    Send(Command),
+    /// The engine sends it. The caller waits for the result in the cell; a loss is the lease's
+    /// status then.
+    Wait(Arc<OperationCell>),
+    /// The engine renews the lease. Then `begin_unlock` is called again.
+    RenewFirst(Arc<OperationCell>),
+    AlreadyLost(Lost),
+    /// This holder has released the lease before.
+    Over,
+}
+
+/// The result of a release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unlocked {
+    Released,
+    Lost(Lost),
+    /// No reply: the engine repeats the release.
+    Unconfirmed,
+}
+
 impl LeaseWork {
     /// Returns whether it is a renewal that nobody waits for.
     pub(super) fn is_planned(&self) -> bool {
@@ -79,6 +106,26 @@ impl HeldLease {
             holder: self.id.as_str().into(),
             remaining: Some(Duration::ZERO),
             detail: None,
+        }
+    }
+
+    /// Returns what the end of a release says of the lease. `may_have_run`: an earlier try got no
+    /// reply.
+    pub(super) fn unlocked(
+        &self,
+        end: &Result<Answer, Fault>,
+        may_have_run: bool,
+        now: Instant,
+    ) -> Unlocked {
+        let Some(found) = end.as_ref().ok().and_then(Answer::key_state) else {
+            return Unlocked::Unconfirmed;
+        };
+        match found {
+            KeyState::Ours => Unlocked::Released,
+            _ if may_have_run => Unlocked::Released,
+            _ if !self.covers(now) => Unlocked::Lost(Lost::Expired),
+            KeyState::Gone => Unlocked::Lost(Lost::Deleted),
+            KeyState::Foreign => Unlocked::Lost(Lost::Taken),
         }
     }
 

@@ -7,12 +7,9 @@
 //!                                                 └──lost──▶ the client logs it
 //! ```
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::kernel::context::Context;
-use crate::kernel::entry::LockEntry;
 use crate::kernel::held::{HeldLease, Inner};
 use crate::kernel::holder::Holder;
 use crate::kernel::waiter::CallTerms;
@@ -20,54 +17,6 @@ use crate::lease::handoff::HandoffRun;
 use crate::lease::status::LeaseStatus;
 use crate::mutant::{Mutant, is_on};
 use crate::token::FencingToken;
-
-impl LockEntry {
-    /// Returns whether a lease may linger after its holding: nobody asks for it.
-    pub(super) fn may_linger(&self, lease: &HeldLease, cx: &Context<'_>) -> bool {
-        !self.is_wanted() && !cx.shared.is_closed() && self.holds(&lease.id)
-    }
-
-    /// The only lease of the entry lingers for this long.
-    pub(super) fn lingers_for(&mut self, lasts: Duration, cx: &Context<'_>) {
-        let until = cx.now.after(lasts);
-        self.lingers_until = Some(until);
-        self.touch(until, until);
-        cx.shared.note_lingered();
-    }
-
-    /// Gives a lease that lingers to a call, if it could be handed off to that now.
-    pub(super) fn relock(
-        &mut self,
-        wants: &CallTerms,
-        cx: &mut Context<'_>,
-    ) -> Option<(Arc<HeldLease>, FencingToken)> {
-        let lease = Arc::clone(self.lingering()?);
-        let token = cx.change(&lease, |it, now| it.relock(&lease, wants, now))?;
-        self.lingers_until = None;
-        #[cfg(sim)]
-        cx.fx.began.push((lease.clone(), token));
-        Some((lease, token))
-    }
-
-    pub(crate) fn lingering(&self) -> Option<&Arc<HeldLease>> {
-        self.lingers_until?;
-        self.held.first().map(|held| &held.lease)
-    }
-
-    /// Returns when the engine releases the lease that lingers.
-    pub(super) fn linger_ends(&self) -> Option<Instant> {
-        self.lingers_until
-            .filter(|_| !is_on(Mutant::LingerNeverEnds))
-    }
-
-    /// Nobody takes the lease that lingers: the engine releases it.
-    pub(super) fn end_linger(&mut self, cx: &mut Context<'_>) {
-        if let Some(lease) = self.lingering().cloned() {
-            self.lingers_until = None;
-            self.give_up(&lease, lease.token(), cx);
-        }
-    }
-}
 
 impl HeldLease {
     pub(super) fn lingers(&self) -> bool {
@@ -94,7 +43,7 @@ impl HeldLease {
 
 impl Inner {
     /// A call takes the lease that lingers; returns its token.
-    fn relock(
+    pub(super) fn relock(
         &mut self,
         lease: &HeldLease,
         wants: &CallTerms,

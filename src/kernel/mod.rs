@@ -16,25 +16,27 @@
 pub(crate) mod answers;
 pub(crate) mod batch;
 pub(crate) mod bounds;
-pub(crate) mod busy;
 pub(crate) mod call;
 pub(crate) mod command;
 pub(crate) mod context;
 pub(crate) mod due;
 pub(crate) mod effects;
 pub(crate) mod ended;
+pub(crate) mod ending;
 pub(crate) mod engine;
 pub(crate) mod entry;
+pub(crate) mod event;
 pub(crate) mod failure;
 pub(crate) mod fault;
 pub(crate) mod few;
 pub(crate) mod groups;
 pub(crate) mod held;
 pub(crate) mod holder;
-pub(crate) mod holdings;
+pub(crate) mod holding;
 pub(crate) mod indexed;
 pub(crate) mod last_reply;
 pub(crate) mod lease;
+pub(crate) mod line;
 pub(crate) mod linger;
 pub(crate) mod messages;
 pub(crate) mod operation;
@@ -66,16 +68,21 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
-pub(crate) use crate::kernel::context::Limits;
+use crate::kernel::call::{Call, CallState, Step};
 use crate::kernel::context::{Context, Shared};
 use crate::kernel::effects::Effects;
 use crate::kernel::ended::Tally;
 use crate::kernel::entry::LockEntry;
+pub(crate) use crate::kernel::event::Limits;
+use crate::kernel::failure::Failure;
+use crate::kernel::fault::Fault;
 use crate::kernel::held::HeldLease;
 use crate::kernel::pending::PendingReleases;
 pub(crate) use crate::kernel::undo::RUNS_WITHIN;
+use crate::kernel::waiter::{CallTerms, Outcome};
 use crate::mutant::{Mutant, is_on};
 use crate::name::{Hashed, Name, NameTable};
+use crate::protocol::answer::Answer;
 use crate::protocol::primitive::Primitive;
 use crate::sync::Mutex;
 
@@ -183,7 +190,7 @@ impl Kernel {
     ) -> Option<T> {
         let name = lock.keys().key(0).name;
         let shard = self.shard(name).lock();
-        let mut held = shard.get(name)?.held.iter();
+        let mut held = shard.get(name)?.holding.held.iter();
         let held = held.find(|held| held.lease.id == *id)?;
         Some(act(&held.lease))
     }
@@ -191,11 +198,6 @@ impl Kernel {
 
 /// What the program and the engine ask of it.
 impl Kernel {
-    /// Returns a number for a call, a request or a lease.
-    pub(super) fn next_serial(&self) -> u64 {
-        self.shared.next_serial()
-    }
-
     pub(crate) fn is_closed(&self) -> bool {
         self.shared.is_closed()
     }
@@ -268,11 +270,11 @@ impl Kernel {
         let [mut held, mut lingering, mut waiting] = [0; 3];
         for shard in &self.shards {
             for entry in shard.lock().values() {
-                match entry.lingering() {
+                match entry.holding.lingering() {
                     Some(_) => lingering += 1,
-                    None => held += entry.held.len() as u64,
+                    None => held += entry.holding.held.len() as u64,
                 }
-                waiting += entry.waiters.len() as u64;
+                waiting += entry.line.waiters.len() as u64;
             }
         }
         [held, lingering, waiting]
@@ -339,10 +341,88 @@ impl Kernel {
     pub(crate) fn look_at_wall_clock(&self, at_start: Duration, now: Instant, fx: &mut Effects) {
         if self.shared.wall_clock.look(now, at_start) {
             self.for_each(now, fx, |entry, cx| {
-                for held in entry.held.iter() {
+                for held in entry.holding.held.iter() {
                     cx.distrust(&held.lease);
                 }
             });
         }
+    }
+}
+
+/// The steps of a call on its thread.
+impl Call {
+    pub(crate) fn new(kernel: &Kernel, wants: CallTerms, now: Instant) -> Self {
+        Self::with_number(kernel.shared.numbers.next(), wants, now)
+    }
+
+    pub(crate) fn begin(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
+        let lock = Arc::clone(&self.wants.lock);
+        kernel.with_entry(&lock, now, fx, |entry, cx| entry.begin(self, cx))
+    }
+
+    /// The end of the command that this thread sent at `sent`.
+    ///
+    /// If that left an undo in the effects, the caller writes it behind the command on the same
+    /// connection, without waiting, and closes the connection.
+    pub(crate) fn replied(
+        &mut self,
+        kernel: &Kernel,
+        end: Result<Answer, Fault>,
+        sent: Instant,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> Step {
+        let asked = self.take_asked().expect("a call sends only while it asks");
+        let lock = Arc::clone(&self.wants.lock);
+        kernel.with_entry(&lock, now, fx, |entry, cx| {
+            entry.replied(self, &asked, (end, sent), cx)
+        })
+    }
+
+    /// The thread of the call has not sent its command, and does not send it any more.
+    pub(crate) fn not_sent(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) {
+        if let Some(asked) = self.take_asked() {
+            kernel.with_entry(&asked.lock, now, fx, |entry, cx| entry.not_sent(&asked, cx));
+        }
+    }
+
+    /// The thread was unparked, or a nap is over, or the deadline has come.
+    pub(crate) fn woken(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) -> Step {
+        let Some(cell) = self.wakes(now) else {
+            return Step::Park(self.wants.deadline);
+        };
+        let lock = Arc::clone(&self.wants.lock);
+        kernel.with_entry(&lock, now, fx, |entry, cx| {
+            let outcome = cell.outcome.lock().take();
+            entry.woken(self, outcome, cx)
+        })
+    }
+
+    /// The thread of the call unwinds: what it has or gets is released by the engine.
+    pub(crate) fn abandon(&mut self, kernel: &Kernel, now: Instant, fx: &mut Effects) {
+        let outcome = self.leave(kernel, Failure::Cancelled, now, fx);
+        if let Outcome::Lease(lease, token) = outcome {
+            kernel.unlock_later(&lease, token, now, fx);
+        }
+    }
+
+    /// The call is cancelled or given up. An outcome that is already stored wins.
+    pub(crate) fn leave(
+        &mut self,
+        kernel: &Kernel,
+        failure: Failure,
+        now: Instant,
+        fx: &mut Effects,
+    ) -> Outcome {
+        let state = self.take_state();
+        let lock = Arc::clone(&self.wants.lock);
+        let looks_first = is_on(Mutant::CancelLooksFirst);
+        let early = match &state {
+            CallState::Parked(cell) if looks_first => cell.outcome.lock().take(),
+            _ => None,
+        };
+        kernel.with_entry(&lock, now, fx, |entry, cx| {
+            entry.leave(self, state, (early, failure), cx)
+        })
     }
 }

@@ -63,7 +63,7 @@ impl Kernel {
         fx: &mut Effects,
     ) -> Option<Refused> {
         let name = lock.keys().key(0).name;
-        let refused = self.with_existing(name, now, fx, |entry, _| entry.last.refusal());
+        let refused = self.with_existing(name, now, fx, |entry, _| entry.line.last.refusal());
         refused.flatten()
     }
 
@@ -75,7 +75,7 @@ impl Kernel {
         now: Instant,
         fx: &mut Effects,
     ) {
-        self.with_entry(lock, now, fx, |entry, _| entry.last.note(refused));
+        self.with_entry(lock, now, fx, |entry, _| entry.line.last.note(refused));
     }
 
     /// Returns the refusal of a call by a lease of this client, for which Redis was not asked.
@@ -145,7 +145,7 @@ impl Kernel {
     pub(crate) fn is_live(&self, watching: &Watching) -> bool {
         let name = watching.lock.key(0).name;
         let shard = self.shard(name).lock();
-        shard.get(name).is_some_and(|entry| entry.is_listening)
+        shard.get(name).is_some_and(|entry| entry.line.is_listening)
     }
 
     /// Returns why a call that began at `start` fails, as far as a watched name is concerned, and
@@ -157,8 +157,14 @@ impl Kernel {
     ) -> Option<(Failure, Instant)> {
         let name = watching.lock.key(0).name;
         let shard = self.shard(name).lock();
-        let entry = shard.get(name).filter(|entry| entry.last.has_failed())?;
-        let at = entry.gives_up_at(start, self.shared.limits.unreachable_for);
-        Some((entry.failure(start), at))
+        let entry = shard
+            .get(name)
+            .filter(|entry| entry.line.last.has_failed())?;
+        let at = entry.line.gives_up_at(
+            start,
+            entry.holding.own(),
+            self.shared.limits.unreachable_for,
+        );
+        Some((entry.line.failure(start), at))
     }
 }

@@ -7,13 +7,13 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
 use crate::holder_id::HolderId;
-use crate::kernel::answers::{fits, too_short, untaken};
+use crate::kernel::answers::{Win, fits, too_short, untaken};
 use crate::kernel::command::Listens;
-use crate::kernel::context::Context;
-use crate::kernel::entry::LockEntry;
+use crate::kernel::event::{Event, Known};
 use crate::kernel::failure::{Failure, Refused};
 use crate::kernel::fault::{Fault, unexpected};
 use crate::kernel::held::Grant;
+use crate::kernel::line::Line;
 use crate::kernel::request::{Confirming, Place, RequestNo, RequestState, Serves};
 use crate::kernel::requests::Receiver;
 use crate::kernel::steps::decided;
@@ -32,7 +32,7 @@ const SHORTEST_PAUSE: Duration = Duration::from_millis(10);
 pub(crate) const UNSUBSCRIBED: Backoff =
     Backoff::new(Duration::from_millis(50), Duration::from_secs(1));
 
-impl LockEntry {
+impl Line {
     /// The call has a place in the queue.
     pub(super) fn queued(
         &mut self,
@@ -40,10 +40,10 @@ impl LockEntry {
         (id, listens): (&HolderId, Listens),
         sent: Instant,
         remaining: Option<Duration>,
-        cx: &mut Context<'_>,
+        ev: &mut Event<'_>,
     ) {
         let again = self.take_again(n);
-        let at = self.refresh_at(n, sent, remaining, cx.now).min(again);
+        let at = self.refresh_at(n, sent, remaining, ev.now).min(again);
         let ttl = self.requests[n].terms.ttl;
         self.requests.change(n).state = RequestState::Queued(Place {
             id: id.clone(),
@@ -109,10 +109,10 @@ impl LockEntry {
 
     /// The pause of a call that was at the front, until `at`, holds nobody else up: that call has
     /// left, or one that does not wait for pauses has come.
-    pub(super) fn end_pause(&mut self, at: Instant, cx: &Context<'_>) {
+    pub(super) fn end_pause(&mut self, at: Instant, ev: &Event<'_>) {
         let until = match self.backs_off_until(Serves::Line) {
             Some(until) => until,
-            None => self.asks_from().max(cx.now),
+            None => self.asks_from().max(ev.now),
         };
         let of_line = self.requests.serving(&[Serves::Line]);
         let is_its =
@@ -124,10 +124,10 @@ impl LockEntry {
     }
 
     /// A call has parked behind its request: its policy decides when that asks again.
-    pub(super) fn pace(&mut self, no: WaiterNo, cx: &mut Context<'_>) {
+    pub(super) fn pace(&mut self, no: WaiterNo, ev: &mut Event<'_>) {
         let front = self.waiters.front().map(|front| (front.no, front.retry_at));
         if let Some((_, at)) = front.filter(|_| self.wakes(Serves::Line)) {
-            self.end_pause(at, cx);
+            self.end_pause(at, ev);
         }
         for n in self.requests.serving(&[Serves::Line, Serves::One(no)]) {
             let serves = self.requests[n].serves;
@@ -139,10 +139,10 @@ impl LockEntry {
             match &mut request.state {
                 // Its place needs an inbox now.
                 RequestState::Queued(place) if wakes && place.listens == Listens::No => {
-                    place.refresh_at = cx.now;
-                    request.again = cx.now;
+                    place.refresh_at = ev.now;
+                    request.again = ev.now;
                     drop(request);
-                    self.touch(cx.now, cx.now);
+                    self.touch(ev.now, ev.now);
                 }
                 RequestState::Queued(place) => {
                     place.refresh_at =
@@ -180,7 +180,7 @@ impl LockEntry {
         id: &HolderId,
         tokens: TokenBlock,
         in_queue: bool,
-        cx: &mut Context<'_>,
+        ev: &mut Event<'_>,
     ) {
         let longest = self.requests[n].key_may_get();
         self.requests.change(n).state = RequestState::Confirming(Confirming {
@@ -188,57 +188,82 @@ impl LockEntry {
             tokens,
             in_queue,
             longest,
-            retry_at: cx.now,
+            retry_at: ev.now,
             renewing: false,
         });
-        self.touch(cx.now, cx.now);
+        self.touch(ev.now, ev.now);
+    }
+
+    /// A grant message for a request.
+    pub(super) fn granted_by_message(
+        &mut self,
+        no: RequestNo,
+        id: &HolderId,
+        tokens: TokenBlock,
+        ev: &mut Event<'_>,
+    ) -> Option<Win<'static>> {
+        let n = self.requests.existing(no)?;
+        let request = &self.requests[n];
+        if request.id() != Some(id) {
+            return None;
+        }
+        let seen = match (&request.state, &request.flight) {
+            (RequestState::Queued(place), _) => place.seen,
+            // A grant proves that the command has run.
+            (RequestState::Sent, Some(flight)) => flight.sent,
+            _ => return None,
+        };
+        self.requests.change(n).woken = true;
+        self.grant(n, (id, tokens), seen, ev)
     }
 
     /// A place was granted the lock; validity counts from `seen`, never from a refresh.
-    pub(super) fn grant(
+    fn grant(
         &mut self,
         n: RequestNo,
-        id: &HolderId,
-        tokens: TokenBlock,
+        (id, tokens): (&HolderId, TokenBlock),
         seen: Instant,
-        cx: &mut Context<'_>,
-    ) {
-        self.note_contended(cx.now);
+        ev: &mut Event<'_>,
+    ) -> Option<Win<'static>> {
+        self.note_contended(ev.now);
         self.last.silent_since = None;
         self.requests.change(n).failures = 0;
         let receiver = self.receiver(&self.requests[n]);
-        if receiver == Receiver::Nobody || cx.shared.is_closed() {
+        if receiver == Receiver::Nobody || ev.is_closed {
             if self.requests[n].caller().is_some() {
                 // The client is closed: the end of the caller's command gives it back.
-                return;
+                return None;
             }
             // The grant shows that its acquiring command has run.
             let request = self.requests.remove(n);
-            self.undo(&request, id, Proof::AnyAnswer, cx);
-            return;
+            ev.undo(&request, id, Proof::AnyAnswer);
+            return None;
         }
         let asked = self.requests[n].terms;
         let terms = self.receiver_terms(&self.requests[n]);
         let lasts = provisional_of(refresh_every(asked.ttl)).min(asked.ttl);
-        let lease = LeaseState::granted(seen, cx.now, lasts.min(terms.ttl), &untaken(&terms));
+        let lease = LeaseState::granted(seen, ev.now, lasts.min(terms.ttl), &untaken(&terms));
         match lease.filter(|_| fits(&asked, &terms) && terms.replicas.is_none()) {
             Some(mut lease) => {
                 lease.may_last(lasts);
-                self.win(n, (id, tokens, true), lease, &terms, cx);
+                Some(self.win(n, (id, tokens, true), lease, &terms, ev))
             }
-            None => self.confirm_first(n, id, tokens, true, cx),
+            None => {
+                self.confirm_first(n, id, tokens, true, ev);
+                None
+            }
         }
     }
 
-    /// A request has got its lease. It stays, as `Won`, until its acquiring command has ended.
-    pub(super) fn win(
+    /// A request gets its lease. It stays, as `Won`, until its acquiring command has ended.
+    fn win(
         &mut self,
         n: RequestNo,
         (id, tokens, in_queue): (&HolderId, TokenBlock, bool),
         lease: LeaseState,
         terms: &LeaseTerms,
-        cx: &mut Context<'_>,
-    ) {
+        ev: &mut Event<'_>,
+    ) -> Win<'static> {
         let grant = Grant {
             id: id.clone(),
             tokens,
@@ -252,73 +277,75 @@ impl LockEntry {
             taker: None,
         };
         let receiver = self.receiver(&self.requests[n]);
-        self.count_wake(n, receiver, cx);
-        let lock = Arc::clone(&self.requests[n].lock);
-        let lease = self.hold(&lock, grant, cx);
-        let Receiver::Waiter(no) = receiver else {
-            self.requests.change(n).state = RequestState::Won(Some(lease));
-            return;
-        };
-        if self.requests[n].flight.is_some() && !is_on(Mutant::WonIsForgotten) {
-            let mut request = self.requests.change(n);
-            request.state = RequestState::Won(None);
-            request.serves = Serves::Nobody;
-        } else {
-            self.requests.remove(n);
+        self.count_wake(n, receiver, ev);
+        Win {
+            lock: Arc::clone(&self.requests[n].lock),
+            grant,
+            receiver,
+            request: Some(n),
         }
-        self.give(lease, no, cx);
     }
 
-    /// Applies the end of a refresh.
+    /// Applies the end of a refresh. Returns its result for each place, and the last refusal;
+    /// [`place_found`](Self::place_found) applies that to one after the other.
     pub(super) fn refreshed(
         &mut self,
         of: &[(RequestNo, HolderId)],
         end: Result<Answer, Fault>,
-        sent: Instant,
-        cx: &mut Context<'_>,
-    ) {
+        (sent, known): (Instant, Known),
+        ev: &mut Event<'_>,
+    ) -> Option<(Vec<Refreshed>, Option<Refused>)> {
         decided(of.len());
         let (found, by) = match end {
             Ok(Answer::Places(found, by)) if found.len() == of.len() => (found, by),
             end => {
                 let fault = end.err().unwrap_or_else(|| Fault::Unknown(unexpected()));
-                return self.not_refreshed(of, &fault, sent, cx);
+                self.not_refreshed(of, &fault, sent, ev);
+                return None;
             }
         };
-        self.last.answered(sent, cx.now);
+        self.last.answered(sent, ev.now);
         let waits = found
             .iter()
             .any(|place| matches!(place, Refreshed::Waiting(_)));
         let counts = is_on(Mutant::OwnIdRefusesPlaces);
         let mut refused = None;
-        if waits && !counts && self.is_of_nobody((&by, &self.name), sent, false, cx) {
+        if waits && !counts && self.is_of_nobody(&by, known, false) {
         } else if waits {
             refused = Some({
-                let by = self.last.with_age(Arc::new(by), cx.now);
-                self.last.refused(sent, cx.now, by)
+                let by = self.last.with_age(Arc::new(by), ev.now);
+                self.last.refused(sent, ev.now, by)
             });
-            self.note_contended(cx.now);
+            self.note_contended(ev.now);
         }
-        for ((no, id), found) in of.iter().zip(found) {
-            // A place that was granted or given up in the meantime is left alone.
-            let Some((n, seen)) = self.place(*no, id) else {
-                continue;
-            };
-            self.requests.change(n).failures = 0;
-            match found {
-                Refreshed::Waiting(remaining) => self.still_waits(n, sent, remaining, &refused, cx),
-                Refreshed::Granted(token) => {
-                    let from_refresh = is_on(Mutant::GrantCountsFromRefresh);
-                    let seen = if from_refresh { sent } else { seen };
-                    self.grant(n, id, TokenBlock::one(token), seen, cx);
-                }
-                Refreshed::Gone => {
-                    cx.shared.forget_id(id);
-                    self.set_due(n, cx.now);
-                    self.retire(n, cx);
-                }
+        Some((found, refused))
+    }
+
+    /// Applies what a refresh has found of a place. One that was granted or given up in the
+    /// meantime is left alone.
+    pub(super) fn place_found(
+        &mut self,
+        (no, id): &(RequestNo, HolderId),
+        found: Refreshed,
+        (sent, by): (Instant, &Option<Refused>),
+        ev: &mut Event<'_>,
+    ) -> Option<Win<'static>> {
+        let (n, seen) = self.place(*no, id)?;
+        self.requests.change(n).failures = 0;
+        match found {
+            Refreshed::Waiting(remaining) => self.still_waits(n, sent, remaining, by, ev),
+            Refreshed::Granted(token) => {
+                let from_refresh = is_on(Mutant::GrantCountsFromRefresh);
+                let seen = if from_refresh { sent } else { seen };
+                return self.grant(n, (id, TokenBlock::one(token)), seen, ev);
+            }
+            Refreshed::Gone => {
+                ev.forget(id);
+                self.set_due(n, ev.now);
+                self.retire(n, ev);
             }
         }
+        None
     }
 
     /// Returns the request that has this place, and when the place was last seen to wait.
@@ -336,9 +363,9 @@ impl LockEntry {
         sent: Instant,
         remaining: Option<Duration>,
         by: &Option<Refused>,
-        cx: &mut Context<'_>,
+        ev: &mut Event<'_>,
     ) {
-        self.note_waited(n, cx);
+        self.note_waited(n, ev);
         let no = self.requests[n].no;
         let regular = sent.after(self.refreshes_every(self.requests[n].terms.ttl));
         if let RequestState::Queued(place) = &mut self.requests.change(n).state {
@@ -346,16 +373,16 @@ impl LockEntry {
             place.regular = place.regular.max(regular);
             place.refreshing = false;
         }
-        if let Some(no) = self.count_refusal(self.requests[n].serves, sent, cx.now) {
-            self.end_waiter(no, Outcome::Refused(by.clone()), cx);
-            self.retire_of(no, cx);
+        if let Some(no) = self.count_refusal(self.requests[n].serves, sent, ev.now) {
+            self.end_waiter(no, Outcome::Refused(by.clone()), ev);
+            self.retire_of(no, ev);
         }
         // That may have ended the last call which it served.
         let Some(n) = self.requests.existing(no) else {
             return;
         };
         let again = self.take_again(n);
-        let at = self.refresh_at(n, sent, remaining, cx.now).min(again);
+        let at = self.refresh_at(n, sent, remaining, ev.now).min(again);
         if let RequestState::Queued(place) = &mut self.requests.change(n).state {
             place.refresh_at = at;
         }
@@ -367,7 +394,7 @@ impl LockEntry {
         of: &[(RequestNo, HolderId)],
         fault: &Fault,
         sent: Instant,
-        cx: &mut Context<'_>,
+        ev: &mut Event<'_>,
     ) {
         for (no, id) in of {
             let Some((n, _)) = self.place(*no, id) else {
@@ -376,22 +403,22 @@ impl LockEntry {
             if let Fault::Rejected(error) = fault {
                 let failure = Failure::Rejected(error.clone());
                 if is_on(Mutant::RejectedRefreshIsForgotten) {
-                    cx.shared.forget_id(id)
+                    ev.forget(id)
                 } else {
-                    self.undo(&self.requests[n], id, Proof::AnyAnswer, cx)
+                    ev.undo(&self.requests[n], id, Proof::AnyAnswer)
                 }
-                self.fail(n, false, failure, cx);
+                self.fail(n, false, failure, ev);
                 continue;
             }
             let mut request = self.requests.change(n);
-            let at = cx.now.after(request.pause_after_failure());
+            let at = ev.now.after(request.pause_after_failure());
             if let RequestState::Queued(place) = &mut request.state {
                 place.refreshing = false;
                 place.refresh_at = at;
             }
             drop(request);
             self.touch(at, at);
-            self.note_silence(sent, fault.clone(), cx);
+            self.note_silence(sent, fault.clone(), ev);
         }
     }
 
@@ -402,77 +429,78 @@ impl LockEntry {
         terms: &LeaseTerms,
         end: Result<Answer, Fault>,
         sent: Instant,
-        cx: &mut Context<'_>,
-    ) {
-        let Some(n) = self.requests.existing(no) else {
-            return;
-        };
+        ev: &mut Event<'_>,
+    ) -> Option<Win<'static>> {
+        let n = self.requests.existing(no)?;
         let (tokens, in_queue, longest) = match &self.requests[n].state {
             RequestState::Confirming(it) if it.id == *id => (it.tokens, it.in_queue, it.longest),
-            _ => return,
+            _ => return None,
         };
         match (end.as_ref().ok().and_then(Answer::key_state), end) {
             (Some(KeyState::Ours), _) => {
-                if cx.shared.is_closed() {
+                if ev.is_closed {
                     // Its caller's reply ends it.
-                    return;
+                    return None;
                 }
                 let wanted = self.receiver_terms(&self.requests[n]);
                 if !fits(terms, &wanted) {
-                    return self.confirm_first(n, id, tokens, in_queue, cx);
+                    self.confirm_first(n, id, tokens, in_queue, ev);
+                    return None;
                 }
-                let Some(mut lease) = LeaseState::acquired(sent, cx.now, &untaken(&wanted)) else {
+                let Some(mut lease) = LeaseState::acquired(sent, ev.now, &untaken(&wanted)) else {
                     // The reply took as long as the lease.
-                    self.note_silence(sent, Fault::Unknown(too_short()), cx);
-                    return self.confirmed_too_late(n, id, cx);
+                    self.note_silence(sent, Fault::Unknown(too_short()), ev);
+                    self.confirmed_too_late(n, id, ev);
+                    return None;
                 };
                 lease.may_last(longest);
-                self.win(n, (id, tokens, in_queue), lease, &wanted, cx);
+                return Some(self.win(n, (id, tokens, in_queue), lease, &wanted, ev));
             }
             (Some(KeyState::Gone | KeyState::Foreign), _) => {
-                self.last.answered(sent, cx.now);
+                self.last.answered(sent, ev.now);
                 if self.requests[n].flight.is_some() {
                     // Its acquiring command is still under way: that ends it.
                     self.requests.change(n).state = RequestState::Sent;
-                    return;
+                    return None;
                 }
                 // A master that a failover has set back may grant its place once more.
-                self.undo(&self.requests[n], id, Proof::AnyAnswer, cx);
-                self.set_due(n, cx.now);
-                self.retire(n, cx);
+                ev.undo(&self.requests[n], id, Proof::AnyAnswer);
+                self.set_due(n, ev.now);
+                self.retire(n, ev);
             }
             (None, Err(Fault::NotReplicated(error) | Fault::Rejected(error))) => {
                 if self.requests[n].caller().is_none() {
                     self.requests.change(n).flight = None;
-                    self.undo(&self.requests[n], id, Proof::AnyAnswer, cx);
-                    self.fail(n, false, Failure::Rejected(error), cx);
+                    ev.undo(&self.requests[n], id, Proof::AnyAnswer);
+                    self.fail(n, false, Failure::Rejected(error), ev);
                 } else {
-                    self.retry_confirming(n, cx);
+                    self.retry_confirming(n, ev);
                 }
             }
             (None, end) => {
                 let fault = end.err().unwrap_or_else(|| Fault::Unknown(unexpected()));
-                self.note_silence(sent, fault, cx);
-                self.retry_confirming(n, cx);
+                self.note_silence(sent, fault, ev);
+                self.retry_confirming(n, ev);
             }
         }
+        None
     }
 
     /// Others get the lock: through this link it cannot be held.
-    fn confirmed_too_late(&mut self, n: RequestNo, id: &HolderId, cx: &mut Context<'_>) {
+    fn confirmed_too_late(&mut self, n: RequestNo, id: &HolderId, ev: &mut Event<'_>) {
         if self.requests[n].flight.is_some() {
-            return self.retry_confirming(n, cx);
+            return self.retry_confirming(n, ev);
         }
-        self.undo(&self.requests[n], id, Proof::AnyAnswer, cx);
-        self.due_after_failure(n, cx);
-        self.retire(n, cx);
+        ev.undo(&self.requests[n], id, Proof::AnyAnswer);
+        self.due_after_failure(n, ev);
+        self.retire(n, ev);
     }
 
-    fn retry_confirming(&mut self, n: RequestNo, cx: &mut Context<'_>) {
+    fn retry_confirming(&mut self, n: RequestNo, ev: &mut Event<'_>) {
         let mut request = self.requests.change(n);
         let failures = request.failures;
         request.failures = failures.saturating_add(1);
-        let at = cx.now.after(RECONNECT.pause(failures));
+        let at = ev.now.after(RECONNECT.pause(failures));
         if let RequestState::Confirming(grant) = &mut request.state {
             grant.renewing = false;
             grant.retry_at = at;

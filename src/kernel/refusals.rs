@@ -1,46 +1,56 @@
-//! A refusal ends its request, and may delay or end the calls that the request serves.
+//! A refusal ends its request, and may delay or end the calls that the request serves. So does a
+//! reply that grants nothing and names no holder.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
+use crate::error::Cause;
 use crate::kernel::answers::ForCaller;
 use crate::kernel::command::Attempt;
-use crate::kernel::context::Context;
-use crate::kernel::entry::LockEntry;
-use crate::kernel::failure::Refused;
+use crate::kernel::event::{Event, Known};
+use crate::kernel::failure::{Failure, Refused};
+use crate::kernel::line::Line;
 use crate::kernel::places::{UNSUBSCRIBED, next_attempt};
-use crate::kernel::request::{Flight, Request, RequestNo, RequestState, Sender, Serves};
+use crate::kernel::request::{Busy, Flight, Request, RequestNo, RequestState, Sender, Serves};
+use crate::kernel::requests::Receiver;
 use crate::kernel::undo::Proof;
 use crate::kernel::waiter::{Outcome, Wait, WaiterNo};
 use crate::mutant::{Mutant, is_on};
-use crate::name::Name;
 use crate::protocol::refusal::RefusedName;
 use crate::wait_policy::{WaitPolicy, jittered};
 
 /// The pause after a refusal that was caused by a command of this client that nobody owns.
 const OWN_ID_PAUSE: Duration = Duration::from_millis(50);
 
-impl LockEntry {
+/// Returns why a call fails that began at `since`, if nobody was known to have the lock until now.
+pub(crate) fn no_holder_since(since: Instant, cause: &'static str) -> Failure {
+    Failure::Unreachable {
+        since: Some(since),
+        cause: Some(Cause::text(cause)),
+    }
+}
+
+impl Line {
     /// The reply to the acquiring command refuses the lock.
     pub(super) fn refused(
         &mut self,
         n: RequestNo,
         flight: &Flight,
         by: RefusedName,
-        sent: Instant,
-        cx: &mut Context<'_>,
+        (sent, known): (Instant, Known),
+        ev: &mut Event<'_>,
     ) -> ForCaller {
         let is_own_id = by.holder == flight.id.as_str().as_bytes();
         if is_own_id && flight.attempt.enters() {
             // Its place was granted at once, or the command has run twice: a refresh finds the
             // grant.
-            self.requests.change(n).again = cx.now;
-            return self.refused_by_nobody(n, flight, &by, sent, cx);
+            self.requests.change(n).again = ev.now;
+            return self.refused_by_nobody(n, flight, &by, (sent, known), ev);
         }
         if is_own_id {
-            self.undo(&self.requests[n], &flight.id, Proof::KeySeen, cx);
-            self.due_after_failure(n, cx);
+            ev.undo(&self.requests[n], &flight.id, Proof::KeySeen);
+            self.due_after_failure(n, ev);
             return ForCaller::GoesOn;
         }
         // An attempt for a deadline is made because the command of the line has no reply.
@@ -48,34 +58,32 @@ impl LockEntry {
             Serves::One(no) => self.waiters.is_in_line(no),
             Serves::Line | Serves::Nobody => false,
         };
-        let lock = Arc::clone(&self.requests[n].lock);
-        let name = lock.key(by.name).name;
-        if self.is_of_nobody((&by, name), sent, is_for_deadline, cx) {
-            return self.refused_by_nobody(n, flight, &by, sent, cx);
+        if self.is_of_nobody(&by, known, is_for_deadline) {
+            return self.refused_by_nobody(n, flight, &by, (sent, known), ev);
         }
         self.requests.change(n).busy = None;
         let remaining = by.remaining;
-        let refused = self.last.refused(sent, cx.now, Arc::new(by));
-        self.note_waited(n, cx);
-        self.note_contended(cx.now);
+        let refused = self.last.refused(sent, ev.now, Arc::new(by));
+        self.note_waited(n, ev);
+        self.note_contended(ev.now);
         let mut request = self.requests.change(n);
         request.failures = 0;
         request.refusals += 1;
         let is_once = request.once;
         drop(request);
         if is_once {
-            return self.refused_once(n, flight, refused, cx);
+            return self.refused_once(n, flight, refused, ev);
         }
-        let used_up = self.count_refusal(self.requests[n].serves, sent, cx.now);
+        let used_up = self.count_refusal(self.requests[n].serves, sent, ev.now);
         if let Attempt::Enter(listens) = flight.attempt {
-            self.queued(n, (&flight.id, listens), sent, remaining, cx);
+            self.queued(n, (&flight.id, listens), sent, remaining, ev);
         } else {
-            cx.shared.forget_id(&flight.id);
-            self.due_after_refusal(n, remaining, cx);
+            ev.forget(&flight.id);
+            self.due_after_refusal(n, remaining, ev);
         }
         if let Some(no) = used_up {
-            self.end_waiter(no, Outcome::Refused(Some(refused)), cx);
-            self.retire_own(no, cx);
+            self.end_waiter(no, Outcome::Refused(Some(refused)), ev);
+            self.retire_own(no, ev);
         }
         ForCaller::Refused(None)
     }
@@ -87,29 +95,28 @@ impl LockEntry {
         n: RequestNo,
         flight: &Flight,
         by: &RefusedName,
-        sent: Instant,
-        cx: &mut Context<'_>,
+        (sent, known): (Instant, Known),
+        ev: &mut Event<'_>,
     ) -> ForCaller {
-        self.last.answered(sent, cx.now);
+        self.last.answered(sent, ev.now);
         self.requests.change(n).failures = 0;
         if let Attempt::Enter(listens) = flight.attempt {
-            self.queued(n, (&flight.id, listens), sent, by.remaining, cx);
+            self.queued(n, (&flight.id, listens), sent, by.remaining, ev);
             // A call whose last attempt this was needs another one.
             self.plan_last_attempts();
             return ForCaller::GoesOn;
         }
-        cx.shared.forget_id(&flight.id);
+        ev.forget(&flight.id);
         let mut request = self.requests.change(n);
         request.refusals += 1;
         let can_queue = request.lock.queue().is_some() && !request.once;
         drop(request);
-        let is_undone = cx.shared.pending.lock().has_ended(&by.holder);
-        let pause = if can_queue || is_undone {
+        let pause = if can_queue || known.is_undone {
             Duration::ZERO
         } else {
             OWN_ID_PAUSE
         };
-        self.set_due(n, cx.now.after(pause));
+        self.set_due(n, ev.now.after(pause));
         ForCaller::GoesOn
     }
 
@@ -117,18 +124,14 @@ impl LockEntry {
     /// of a name.
     pub(super) fn is_of_nobody(
         &self,
-        (by, name): (&RefusedName, &Name),
-        sent: Instant,
+        by: &RefusedName,
+        known: Known,
         is_for_deadline: bool,
-        cx: &mut Context<'_>,
     ) -> bool {
         if is_on(Mutant::OwnIdRefuses) {
             return false;
         }
-        let own = cx.shared.own_id(&by.holder);
-        let request = own.and_then(|id| cx.shared.request_of(&id));
         if by.names_holder() {
-            let no = request.map(|(_, no)| no);
             let is_abandoned = |request: &Request| {
                 let is_unanswered = matches!(request.state, RequestState::Sent);
                 let id = request.id().map(|id| id.as_str().as_bytes());
@@ -136,12 +139,11 @@ impl LockEntry {
                     && (request.serves == Serves::Nobody || is_for_deadline && is_unanswered)
             };
             // The index has no ids of those that have won.
-            let mut ids = self.requests.won().into_iter().chain(no);
-            let had = cx.shared.pending.lock().had_since(&by.holder, sent);
-            return had || ids.any(|no| self.requests.get(no).is_some_and(is_abandoned));
+            let mut ids = self.requests.won().into_iter().chain(known.request);
+            return known.is_released
+                || ids.any(|no| self.requests.get(no).is_some_and(is_abandoned));
         }
-        cx.shared.pending.lock().has_unanswered(name)
-            || !self.requests.serving(&[Serves::Nobody]).is_empty()
+        known.has_unanswered || !self.requests.serving(&[Serves::Nobody]).is_empty()
     }
 
     /// The refusal of a call that leaves at its first one, or of an attempt for a deadline.
@@ -150,10 +152,10 @@ impl LockEntry {
         n: RequestNo,
         flight: &Flight,
         by: Refused,
-        cx: &mut Context<'_>,
+        ev: &mut Event<'_>,
     ) -> ForCaller {
         let request = self.requests.remove(n);
-        cx.shared.forget_id(&flight.id);
+        ev.forget(&flight.id);
         let outcome = Outcome::Refused(Some(by));
         if let Sender::Caller(_) = flight.sender {
             return ForCaller::Refused(Some(outcome));
@@ -161,7 +163,7 @@ impl LockEntry {
         if let Serves::One(no) = request.serves
             && (self.waiters.get(no)).is_some_and(|waiter| waiter.wait == Wait::Once)
         {
-            self.end_waiter(no, outcome, cx);
+            self.end_waiter(no, outcome, ev);
         }
         ForCaller::GoesOn
     }
@@ -171,17 +173,17 @@ impl LockEntry {
         &mut self,
         n: RequestNo,
         remaining: Option<Duration>,
-        cx: &mut Context<'_>,
+        ev: &mut Event<'_>,
     ) {
         let again = self.take_again(n);
         let request = &self.requests[n];
-        let backstop = cx.shared.limits.backstop;
+        let backstop = ev.limits.backstop;
         let at = match self.backs_off_until(request.serves) {
             Some(at) => at,
             None if request.lock.has_local_queue() && request.lock.queue().is_some() => {
-                cx.now.max(self.asks_from())
+                ev.now.max(self.asks_from())
             }
-            None if request.lock.queue().is_some() => cx.now,
+            None if request.lock.queue().is_some() => ev.now,
             None => {
                 let pause = if self.is_listening {
                     jittered(backstop)
@@ -190,7 +192,7 @@ impl LockEntry {
                         .pause(request.refusals.saturating_sub(1))
                         .min(backstop)
                 };
-                next_attempt(cx.now.after(pause), cx.now, remaining, cx.now).min(again)
+                next_attempt(ev.now.after(pause), ev.now, remaining, ev.now).min(again)
             }
         };
         self.set_due(n, at);
@@ -224,5 +226,80 @@ impl LockEntry {
             limit.is_some_and(|limit| waiter.refusals >= limit)
         });
         is_last.filter(|is_last| *is_last).map(|_| no)
+    }
+}
+
+/// Nothing was taken, and nobody is known to have the lock.
+impl Line {
+    /// Nothing was taken, and nobody is known to have the lock: the next command comes after the
+    /// pause.
+    pub(super) fn busy(
+        &mut self,
+        n: RequestNo,
+        flight: &Flight,
+        (pause, cause): (Duration, &'static str),
+        sent: Instant,
+        ev: &mut Event<'_>,
+    ) {
+        ev.forget_attempt(&flight.id);
+        if pause.is_zero() {
+            return self.ask_again(n, sent, ev);
+        }
+        let by = Arc::new(RefusedName {
+            name: 0,
+            holder: Vec::new(),
+            remaining: Some(Duration::ZERO),
+            detail: None,
+        });
+        let refused = self.last.busy(sent, ev.now, by);
+        self.note_waited(n, ev);
+        if self.requests[n].is_part_over() {
+            return self.refuse_part(n, refused, ev);
+        }
+        let at = ev.now.after(pause);
+        let mut request = self.requests.change(n);
+        request.failures = 0;
+        request.again = Instant::NEVER;
+        let since = request.busy.map_or(sent, |busy| busy.since);
+        let is_too_long = since.until(ev.now) >= ev.limits.unreachable_for;
+        request.busy = (!is_too_long).then_some(Busy { since, until: at });
+        drop(request);
+        if is_too_long {
+            self.fail(n, false, no_holder_since(since, cause), ev);
+            return;
+        }
+        self.set_due(n, at);
+        // A call that waits for its first reply only leaves if no time is left for another attempt.
+        if let Receiver::Waiter(no) = self.receiver(&self.requests[n])
+            && self.requests[n].serves == Serves::One(no)
+            && let Some(waiter) = self.waiters.get(no)
+            && waiter.wait == Wait::Once
+            && at >= waiter.deadline
+        {
+            self.end_waiter(no, Outcome::Refused(Some(refused)), ev);
+            self.retire_own(no, ev);
+        }
+    }
+
+    /// The command said nothing about the lock: the next one is sent at once.
+    fn ask_again(&mut self, n: RequestNo, sent: Instant, ev: &mut Event<'_>) {
+        if let Some(part) = &mut self.requests.change(n).part {
+            part.is_sent = false;
+        }
+        if is_on(Mutant::TooLowIsRefused) {
+            return self.due_after_refusal(n, None, ev);
+        }
+        self.last.answered(sent, ev.now);
+        self.set_due(n, ev.now);
+    }
+
+    /// A part was not granted: its call ends, if it has not left.
+    fn refuse_part(&mut self, n: RequestNo, refused: Refused, ev: &mut Event<'_>) {
+        let receiver = self.receiver(&self.requests[n]);
+        self.set_due(n, ev.now);
+        if let Receiver::Waiter(no) = receiver {
+            self.end_waiter(no, Outcome::Refused(Some(refused)), ev);
+            self.retire_own(no, ev);
+        }
     }
 }

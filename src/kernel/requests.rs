@@ -5,9 +5,9 @@ use std::sync::Arc;
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
 use crate::kernel::command::{Attempt, Command, Listens, What};
-use crate::kernel::context::Context;
-use crate::kernel::entry::LockEntry;
+use crate::kernel::event::{Event, IdEnd};
 use crate::kernel::lease::GRACE;
+use crate::kernel::line::Line;
 use crate::kernel::request::{Asked, Flight, Request, RequestNo, RequestState, Sender, Serves};
 use crate::kernel::undo::Proof;
 use crate::kernel::waiter::{Outcome, Wait, Waiter, WaiterNo};
@@ -23,7 +23,7 @@ pub(super) enum Receiver {
     Nobody,
 }
 
-impl LockEntry {
+impl Line {
     pub(crate) fn line_request(&self) -> Option<&Request> {
         let of_line = self.requests.serving(&[Serves::Line]);
         let mut of_line = of_line.into_iter().map(|no| &self.requests[no]);
@@ -65,10 +65,10 @@ impl LockEntry {
         serves: Serves,
         lock: &Arc<dyn Primitive>,
         terms: LeaseTerms,
-        cx: &Context<'_>,
+        ev: &Event<'_>,
     ) -> RequestNo {
-        let no = cx.shared.next_serial();
-        let request = Request::new(no, serves, lock, terms, cx.now);
+        let no = ev.numbers.next();
+        let request = Request::new(no, serves, lock, terms, ev.now);
         self.requests.push(request)
     }
 
@@ -79,9 +79,9 @@ impl LockEntry {
         n: RequestNo,
         sender: Sender,
         wait: Option<&Wait>,
-        cx: &mut Context<'_>,
+        ev: &mut Event<'_>,
     ) -> (Command, Asked) {
-        let flight = self.next_flight(n, sender, wait, cx);
+        let flight = self.next_flight(n, sender, wait, ev);
         let request = &self.requests[n];
         let (id, ttl, tokens) = (flight.id.clone(), request.terms.ttl, flight.tokens);
         let attempt = flight.attempt;
@@ -97,8 +97,8 @@ impl LockEntry {
             command.after = part.terms.after.clone();
         }
         let request = &self.requests[n];
-        cx.fx.attempts += 1;
-        cx.shared.note_id(&flight.id, &self.name, request.no);
+        ev.fx.attempts += 1;
+        ev.ids.push(IdEnd::Used(flight.id.clone(), request.no));
         let mut request = self.requests.change(n);
         let asked = Asked {
             lock: Arc::clone(&request.lock),
@@ -111,9 +111,9 @@ impl LockEntry {
         request.again = Instant::NEVER;
         request.flight = Some(flight);
         drop(request);
-        self.touch_silence(cx);
+        self.touch_silence(ev);
         if let Sender::Caller(_) = sender {
-            let at = caller_overdue_at(cx.now, cx);
+            let at = caller_overdue_at(ev.now, ev);
             self.touch(at, Instant::NEVER);
         }
         (command, asked)
@@ -125,10 +125,10 @@ impl LockEntry {
         n: RequestNo,
         sender: Sender,
         wait: Option<&Wait>,
-        cx: &mut Context<'_>,
+        ev: &mut Event<'_>,
     ) -> Flight {
         let served_wake = wait.is_some_and(Wait::is_woken) || self.wakes(self.requests[n].serves);
-        let is_contended = cx.now < self.contended_until() && served_wake;
+        let is_contended = ev.now < self.contended_until() && served_wake;
         let others = match sender {
             Sender::Caller(_) => self.waiters.in_line() > 0,
             Sender::Engine => self.waiters.in_line() > 1,
@@ -138,7 +138,7 @@ impl LockEntry {
         if sender == Sender::Engine {
             request.terms = terms;
         }
-        let id = cx.shared.fresh_id(&*request.lock);
+        let id = ev.numbers.fresh_id(&*request.lock);
         let attempt = if !request.enters(is_contended) {
             Attempt::Once
         } else if served_wake {
@@ -154,72 +154,72 @@ impl LockEntry {
             } else {
                 1
             },
-            sent: cx.now,
+            sent: ev.now,
             sender,
         }
     }
 
     /// Calls give up if the command that is sent now gets no reply for too long.
-    pub(super) fn touch_silence(&mut self, cx: &Context<'_>) {
+    pub(super) fn touch_silence(&mut self, ev: &Event<'_>) {
         if is_on(Mutant::EachCallIsAsked) {
             self.waiters.walk().for_each(drop);
         }
         // Those that began first give up first.
         if let Some(start) = self.waiters.first_start() {
-            let at = self.gives_up_at(start, cx.shared.limits.unreachable_for);
+            let at = self.gives_up_at(start, ev.own, ev.limits.unreachable_for);
             self.touch(at, at);
         }
     }
 
     /// Makes somebody ask for the line at `at`, if its calls wait for nothing else.
-    pub(super) fn serve(&mut self, at: Instant, cx: &mut Context<'_>) {
-        if self.line_waits() || self.line_request().is_some() {
+    pub(super) fn serve(&mut self, at: Instant, ev: &Event<'_>) {
+        if ev.own.line_waits || self.line_request().is_some() {
             return;
         }
         let Some(front) = self.waiters.front() else {
             return;
         };
         let (lock, terms) = (Arc::clone(&front.lock), front.terms);
-        let n = self.request(Serves::Line, &lock, terms, cx);
+        let n = self.request(Serves::Line, &lock, terms, ev);
         self.set_due(n, at.max(self.asks_from()));
     }
 
     /// Parks a call: adds it to the list that its kind waits in, and makes somebody ask.
-    pub(super) fn park(&mut self, waiter: Waiter, at_front: bool, cx: &mut Context<'_>) {
-        if self.excludes(waiter.lock.is_shared()).is_some() {
+    pub(super) fn park(&mut self, waiter: Waiter, at_front: bool, ev: &Event<'_>) {
+        if ev.own.excludes(waiter.lock.is_shared()) {
             waiter.note_waited();
         }
         self.touch(waiter.ask_at, waiter.ask_at);
-        let give_up = self.gives_up_at(waiter.start, cx.shared.limits.unreachable_for);
+        let give_up = self.gives_up_at(waiter.start, ev.own, ev.limits.unreachable_for);
         self.touch(give_up, give_up);
         let (no, lock, terms) = (waiter.no, Arc::clone(&waiter.lock), waiter.terms);
         if waiter.wait != Wait::Once && lock.has_local_queue() {
             if at_front {
                 self.waiters.push_front(waiter)
             } else {
-                if self.line_is_busy() {
+                if self.is_busy(ev.own) {
                     waiter.note_waited();
                 }
                 self.waiters.push_back(waiter);
             }
-            self.serve(cx.now, cx);
+            self.serve(ev.now, ev);
             return;
         }
         let is_once = waiter.wait == Wait::Once;
         self.waiters.push_own(waiter);
         let serves = Serves::One(no);
         if self.requests.serving(&[serves]).is_empty() {
-            let n = self.request(serves, &lock, terms, cx);
+            let n = self.request(serves, &lock, terms, ev);
             self.requests.change(n).once = is_once;
-            self.set_due(n, cx.now);
+            self.set_due(n, ev.now);
         }
     }
 
     /// A reply has refused the lock to the calls that a request serves.
-    pub(super) fn note_waited(&mut self, n: RequestNo, cx: &mut Context<'_>) {
+    pub(super) fn note_waited(&mut self, n: RequestNo, ev: &mut Event<'_>) {
         if std::mem::take(&mut self.requests.change(n).woken) {
-            cx.fx.wakes += 1;
-            cx.fx.spurious_wakes += 1;
+            ev.fx.wakes += 1;
+            ev.fx.spurious_wakes += 1;
         }
         let waiter = match self.requests[n].serves {
             // The others have waited behind that one from their beginning.
@@ -233,31 +233,31 @@ impl LockEntry {
     }
 
     /// A call leaves without an outcome: what asks on its behalf ends if it serves nobody else.
-    pub(super) fn leave(&mut self, no: WaiterNo, cx: &mut Context<'_>) {
-        self.remove_waiter(no, cx);
+    pub(super) fn leave(&mut self, no: WaiterNo, ev: &mut Event<'_>) {
+        self.remove_waiter(no, ev);
         if !is_on(Mutant::LeavingKeepsThePlace) {
-            self.retire_of(no, cx);
+            self.retire_of(no, ev);
         }
     }
 
     /// Ends the requests that served a call which has left, unless they serve others.
-    pub(super) fn retire_of(&mut self, no: WaiterNo, cx: &mut Context<'_>) {
-        self.retire_each(&[Serves::Line, Serves::One(no)], cx);
+    pub(super) fn retire_of(&mut self, no: WaiterNo, ev: &mut Event<'_>) {
+        self.retire_each(&[Serves::Line, Serves::One(no)], ev);
     }
 
     /// Ends the requests that served only a call which has left.
-    pub(super) fn retire_own(&mut self, no: WaiterNo, cx: &mut Context<'_>) {
-        self.retire_each(&[Serves::One(no)], cx);
+    pub(super) fn retire_own(&mut self, no: WaiterNo, ev: &mut Event<'_>) {
+        self.retire_each(&[Serves::One(no)], ev);
     }
 
-    fn retire_each(&mut self, of: &[Serves], cx: &mut Context<'_>) {
+    fn retire_each(&mut self, of: &[Serves], ev: &mut Event<'_>) {
         for n in self.requests.serving(of).into_iter().rev() {
-            self.retire(n, cx);
+            self.retire(n, ev);
         }
     }
 
     /// Ends a request if it serves nobody: at once, unless its command is under way.
-    pub(super) fn retire(&mut self, n: RequestNo, cx: &mut Context<'_>) {
+    pub(super) fn retire(&mut self, n: RequestNo, ev: &mut Event<'_>) {
         let request = &self.requests[n];
         let has_caller = request.caller().is_some();
         if is_on(Mutant::CallerIsNotServed) && has_caller && self.waiters.in_line() == 0 {
@@ -270,12 +270,9 @@ impl LockEntry {
         match request.state {
             RequestState::Sent | RequestState::Won(_) => {
                 if request.serves != Serves::Nobody
-                    && let Some(flight) = request
-                        .flight
-                        .as_ref()
-                        .filter(|_| cx.shared.limits.engine_sends)
+                    && let Some(flight) = request.flight.as_ref().filter(|_| ev.limits.engine_sends)
                 {
-                    cx.abandon(&flight.id);
+                    ev.ids.push(IdEnd::Left(flight.id.clone()));
                 }
                 self.requests.change(n).serves = Serves::Nobody;
             }
@@ -286,7 +283,7 @@ impl LockEntry {
                 // Its acquiring command has run: the reply or a grant message said so.
                 let request = self.requests.remove(n);
                 if let Some(id) = request.id() {
-                    self.undo(&request, id, Proof::AnyAnswer, cx);
+                    ev.undo(&request, id, Proof::AnyAnswer);
                 }
             }
         }
@@ -296,7 +293,7 @@ impl LockEntry {
 
     /// The command of a request for a part has ended otherwise than its call wants: the call ends,
     /// if it does not wait.
-    pub(super) fn end_part(&mut self, n: RequestNo, cx: &mut Context<'_>) {
+    pub(super) fn end_part(&mut self, n: RequestNo, ev: &mut Event<'_>) {
         let request = &self.requests[n];
         if !request.is_part_over() || !matches!(request.state, RequestState::Due(_)) {
             return;
@@ -305,12 +302,12 @@ impl LockEntry {
         self.requests.remove(n);
         if let Serves::One(no) = serves {
             let failure = self.failure_of_part(since);
-            self.end_waiter(no, Outcome::Failed(failure), cx);
+            self.end_waiter(no, Outcome::Failed(failure), ev);
         }
     }
 }
 
 /// Returns when the engine ends a command that a caller sent at `sent`.
-pub(super) fn caller_overdue_at(sent: Instant, cx: &Context<'_>) -> Instant {
-    sent.after(cx.shared.limits.command_timeout).after(GRACE)
+pub(super) fn caller_overdue_at(sent: Instant, ev: &Event<'_>) -> Instant {
+    sent.after(ev.limits.command_timeout).after(GRACE)
 }

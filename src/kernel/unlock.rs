@@ -1,12 +1,4 @@
-//! The end of a holding: a hand-off, or a release; and what a holder wants from its lease.
-//!
-//! ```text
-//! begin_unlock ──a call waits in the line, and the lease fits it──▶ HandedOff
-//!      │ ├──it must be renewed for that──▶ RenewFirst ──once──▶ begin_unlock
-//!      │ └──it was lost──▶ AlreadyLost
-//!      └──▶ Send ──unlocked: the reply, or none──▶ Released, Lost, or a pending release
-//!             └──its thread stands still: the engine ends it
-//! ```
+//! The calls of the kernel for holders, and for what the engine finds about leases.
 
 use std::sync::Arc;
 use std::thread::ThreadId;
@@ -15,55 +7,18 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::kernel::Kernel;
-use crate::kernel::command::Command;
-use crate::kernel::context::Context;
-use crate::kernel::effects::{Discard, Effects};
-use crate::kernel::entry::LockEntry;
+use crate::kernel::effects::Effects;
 use crate::kernel::failure::Failure;
 use crate::kernel::fault::Fault;
-use crate::kernel::held::{HeldLease, HoldingEnd};
-use crate::kernel::messages::FREE_FOR;
-use crate::kernel::operation::{Operation, OperationCell, Wanted};
-use crate::kernel::undo::Counts;
+use crate::kernel::held::HeldLease;
+pub(crate) use crate::kernel::lease::{Unlock, Unlocked};
+use crate::kernel::operation::{OperationCell, Wanted};
 use crate::kernel::waiter::CallTerms;
-use crate::lease::handoff::NoHandoff;
 use crate::lease::status::LeaseStatus;
-use crate::lost::Lost;
-use crate::mutant::{Mutant, is_on};
 use crate::name::Name;
-use crate::protocol::answer::{Answer, KeyState};
+use crate::protocol::answer::Answer;
 use crate::protocol::primitive::Primitive;
 use crate::token::FencingToken;
-
-/// The pause of a line without a queue after a run of hand-offs: other clients get a chance.
-const YIELDS_FOR: Duration = Duration::from_millis(1);
-
-/// How a holding ends.
-#[derive(Debug)]
-pub(crate) enum Unlock {
-    HandedOff,
-    /// The client keeps the lease for a moment.
-    Lingers,
-    /// The caller sends it, and reports its end with `unlocked`.
-    Send(Command),
-    /// The engine sends it. The caller waits for the result in the cell; a loss is the lease's
-    /// status then.
-    Wait(Arc<OperationCell>),
-    /// The engine renews the lease. Then `begin_unlock` is called again.
-    RenewFirst(Arc<OperationCell>),
-    AlreadyLost(Lost),
-    /// This holder has released the lease before.
-    Over,
-}
-
-/// What a release has found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unlocked {
-    Released,
-    Lost(Lost),
-    /// No reply: the engine repeats the release.
-    Unconfirmed,
-}
 
 impl Kernel {
     /// Ends the holding of `token`. Pass `has_renewed` after [`Unlock::RenewFirst`].
@@ -76,17 +31,7 @@ impl Kernel {
         fx: &mut Effects,
     ) -> Unlock {
         self.with_entry(&lease.lock, now, fx, |entry, cx| {
-            match entry.hand_off(lease, token, has_renewed, cx) {
-                Ok(()) => return Unlock::HandedOff,
-                Err(NoHandoff::RenewFirst) => {
-                    if let Some(cell) = want(lease, token, Wanted::Renew, cx) {
-                        return Unlock::RenewFirst(cell);
-                    }
-                }
-                Err(NoHandoff::Release) => {}
-            }
-            let may_linger = entry.may_linger(lease, cx);
-            end_holding(entry, lease, (token, may_linger), cx)
+            entry.begin_unlock(lease, token, has_renewed, cx)
         })
     }
 
@@ -100,14 +45,7 @@ impl Kernel {
         fx: &mut Effects,
     ) -> Option<LeaseStatus> {
         self.with_entry(&lease.lock, now, fx, |entry, cx| {
-            let status = cx.end_unreleased(lease, token)?;
-            entry.ended(lease, cx.now, cx);
-            if let LeaseStatus::Lost(lost) = status
-                && lost != Lost::ShutDown
-            {
-                entry.release_later(lease, Counts::Lease, cx);
-            }
-            Some(status)
+            entry.keep(lease, token, cx)
         })
     }
 
@@ -120,7 +58,7 @@ impl Kernel {
     ) -> Option<Arc<HeldLease>> {
         let name = lock.keys().key(0).name;
         let held = self.with_existing(name, now, fx, |entry, cx| {
-            let lease = entry.excludes(lock.is_shared());
+            let lease = entry.holding.excludes(lock.is_shared());
             lease.filter(|lease| lease.covers(cx.now)).cloned()
         });
         held.flatten()
@@ -136,12 +74,12 @@ impl Kernel {
         fx: &mut Effects,
     ) -> (bool, bool) {
         let held = self.with_existing(lock.keys().key(0).name, now, fx, |entry, _| {
-            let mut held = entry.held.iter();
+            let mut held = entry.holding.held.iter();
             let is_its = held.any(|held| held.lease.thread() == Some(thread));
-            let is_full = entry.held.len() >= entry.capacity;
+            let is_full = entry.holding.held.len() >= entry.holding.capacity;
             (
                 is_its && is_full,
-                entry.excludes(lock.is_shared()).is_some(),
+                entry.holding.excludes(lock.is_shared()).is_some(),
             )
         });
         held.unwrap_or_default()
@@ -189,13 +127,7 @@ impl Kernel {
         fx: &mut Effects,
     ) {
         self.with_entry(&lease.lock, now, fx, |entry, cx| {
-            if entry.hand_off(lease, token, false, cx).is_ok() {
-                return;
-            }
-            if let Unlock::Send(_) = begin_release(entry, lease, token, cx) {
-                cx.change(lease, |it, _| it.end_release(None));
-                entry.release_unsent(lease, cx);
-            }
+            entry.unlock_later(lease, token, cx);
         });
     }
 
@@ -210,16 +142,7 @@ impl Kernel {
         fx: &mut Effects,
     ) -> Unlocked {
         self.with_entry(&lease.lock, now, fx, |entry, cx| {
-            let unlocked = found(lease, &end, may_have_run, cx.now);
-            let lost = match unlocked {
-                Unlocked::Lost(lost) => Some(lost),
-                Unlocked::Released | Unlocked::Unconfirmed => None,
-            };
-            // The engine, or a shutdown, may have ended it.
-            if cx.change(lease, |it, _| it.end_release(lost)) {
-                end_unlock(entry, lease, &end, unlocked, cx);
-            }
-            unlocked
+            entry.unlocked(lease, &end, may_have_run, cx)
         })
     }
 
@@ -235,15 +158,7 @@ impl Kernel {
         fx: &mut Effects,
     ) -> Option<Arc<OperationCell>> {
         self.with_entry(&lease.lock, now, fx, |entry, cx| {
-            let is_downgrade = matches!(what, Wanted::Downgrade(_));
-            let cell = want(lease, token, what, cx)?;
-            let held = entry.held.iter_mut().find(|held| held.lease.id == lease.id);
-            if is_downgrade && let Some(held) = held {
-                held.is_shared = true;
-                // Calls that waited for the end of the writer can have a place now.
-                entry.serve(cx.now, cx);
-            }
-            Some(cell)
+            entry.operate(lease, token, what, cx)
         })
     }
 }
@@ -279,30 +194,14 @@ impl Kernel {
         fx: &mut Effects,
     ) {
         self.with_entry(&lease.lock, now, fx, |entry, cx| {
-            if cx.change(lease, |it, _| it.end_release(None)) {
-                entry.release_unsent(lease, cx);
-            }
+            entry.end_overdue_release(lease, cx);
         });
     }
 
     /// The lease was found to have ended: the calls that waited for that ask now.
     pub(super) fn lease_ended(&self, lease: &Arc<HeldLease>, now: Instant, fx: &mut Effects) {
-        let status = lease.status(now, fx);
         let name = lease.lock.key(0).name;
-        let has_left = self.with_existing(name, now, fx, |entry, cx| {
-            // It has no holder who would release what is left of it.
-            let lingers = entry.lingering().is_some();
-            let has_left = entry.lost(lease, cx);
-            let is_by_clock = matches!(status, LeaseStatus::Lost(Lost::Expired | Lost::MaxHold));
-            if is_by_clock && lease.since().is_some() {
-                let by = Arc::new(lease.named());
-                entry.last.held_until(lease.end().min(cx.now), by);
-            }
-            if lingers && has_left {
-                entry.release_later(lease, Counts::Lease, cx);
-            }
-            has_left
-        });
+        let has_left = self.with_existing(name, now, fx, |entry, cx| entry.lease_ended(lease, cx));
         // The end of the client has taken all leases out of their entries.
         if has_left != Some(true) {
             let mut cx = self.shared.at(now, fx);
@@ -311,137 +210,12 @@ impl Kernel {
     }
 }
 
-fn want(
-    lease: &Arc<HeldLease>,
-    token: FencingToken,
-    what: Wanted,
-    cx: &mut Context<'_>,
-) -> Option<Arc<OperationCell>> {
-    let cell = OperationCell::new();
-    let operation = Operation {
-        what,
-        cell: Arc::clone(&cell),
-    };
-    cx.change(lease, |it, now| it.want(token, operation, now))
-        .then_some(cell)
-}
-
-pub(super) fn begin_release(
-    entry: &mut LockEntry,
-    lease: &Arc<HeldLease>,
-    token: FencingToken,
-    cx: &mut Context<'_>,
-) -> Unlock {
-    end_holding(entry, lease, (token, false), cx)
-}
-
-/// Ends the holding of `token`: the lease lingers if it may, and its release begins otherwise.
-fn end_holding(
-    entry: &mut LockEntry,
-    lease: &Arc<HeldLease>,
-    (token, may_linger): (FencingToken, bool),
-    cx: &mut Context<'_>,
-) -> Unlock {
-    let by_engine = cx.shared.limits.engine_sends;
-    let wanted = (token, may_linger);
-    let (end, dropped) = cx.change(lease, |it, now| it.end(&lease.run, wanted, by_engine, now));
-    cx.drop_operations(dropped);
-    match end {
-        HoldingEnd::Lingers(lasts, before) => {
-            cx.fx.discard.push(Discard::Holder(before));
-            entry.lingers_for(lasts, cx);
-            Unlock::Lingers
-        }
-        HoldingEnd::Over => Unlock::Over,
-        HoldingEnd::Lost(lost) => {
-            entry.ended(lease, cx.now, cx);
-            if lost != Lost::ShutDown {
-                // The key can still exist: this client counts an expiry earlier than the server.
-                entry.release_later(lease, Counts::Lease, cx);
-            }
-            Unlock::AlreadyLost(lost)
-        }
-        HoldingEnd::Releases(Some(cell)) => Unlock::Wait(cell),
-        HoldingEnd::Releases(None) => Unlock::Send(lease.release_command()),
-    }
-}
-
-fn found(
-    lease: &HeldLease,
-    end: &Result<Answer, Fault>,
-    may_have_run: bool,
-    now: Instant,
-) -> Unlocked {
-    let Some(found) = end.as_ref().ok().and_then(Answer::key_state) else {
-        return Unlocked::Unconfirmed;
-    };
-    match found {
-        KeyState::Ours => Unlocked::Released,
-        _ if may_have_run => Unlocked::Released,
-        _ if !lease.covers(now) => Unlocked::Lost(Lost::Expired),
-        KeyState::Gone => Unlocked::Lost(Lost::Deleted),
-        KeyState::Foreign => Unlocked::Lost(Lost::Taken),
-    }
-}
-
-fn end_unlock(
-    entry: &mut LockEntry,
-    lease: &Arc<HeldLease>,
-    end: &Result<Answer, Fault>,
-    unlocked: Unlocked,
-    cx: &mut Context<'_>,
-) {
-    let mut at = cx.now;
-    match end {
-        Ok(Answer::PlainRelease) => {
-            // Free for a moment, for programs outside the queue.
-            at = cx.now.after(FREE_FOR);
-            entry.note_contended(at);
-        }
-        _ if lease.lock.queue().is_none() && lease.run.was_handed(lease.token()) => {
-            at = cx.now.after(YIELDS_FOR);
-        }
-        _ => {}
-    }
-    if unlocked == Unlocked::Released {
-        entry.released = Some(lease.id.clone());
-    }
-    entry.ended(lease, at, cx);
-    let is_proof = unlocked == Unlocked::Released && entry.is_asked_for();
-    if is_proof && !is_on(Mutant::OwnLeaseProvesNothing) {
-        // A call whose deadline comes now has waited for this lease.
-        entry.last.held_until(cx.now, Arc::new(lease.named()));
-    }
-    match unlocked {
-        Unlocked::Unconfirmed => entry.release_later(lease, Counts::Lease, cx),
-        _ => cx.note_released(lease),
-    }
-}
-
-impl LockEntry {
-    /// Begins the release of a lease that lingers, and that a call which wants it on other terms
-    /// cannot take; of any, if `wants` is `None`.
-    fn release_lingering(
-        &mut self,
-        wants: Option<&CallTerms>,
-        cx: &mut Context<'_>,
-    ) -> Option<(Arc<HeldLease>, Unlock)> {
-        let lease = Arc::clone(self.lingering()?);
-        if wants.is_some_and(|wants| lease.may_relock(wants, cx.now)) {
-            return None;
-        }
-        self.lingers_until = None;
-        let release = begin_release(self, &lease, lease.token(), cx);
-        Some((lease, release))
-    }
-}
-
 /// Leases that linger.
 impl Kernel {
     /// Returns whether the lease with this id lingers under a name.
     pub(crate) fn lingers(&self, name: &Name, id: &HolderId) -> bool {
         let shard = self.shard(name).lock();
-        let lease = shard.get(name).and_then(|entry| entry.lingering());
+        let lease = shard.get(name).and_then(|entry| entry.holding.lingering());
         lease.is_some_and(|lease| lease.id == *id)
     }
 

@@ -11,10 +11,10 @@
 use std::time::Duration;
 
 use crate::clock::{Instant, LONGEST_SLEEP};
-use crate::kernel::busy::no_holder_since;
 use crate::kernel::failure::{Failure, Refused};
 use crate::kernel::last_reply::last_attempt;
 use crate::kernel::places::{UNSUBSCRIBED, next_attempt};
+use crate::kernel::refusals::no_holder_since;
 use crate::kernel::waiter::Wait;
 use crate::kernel::watch::{News, Watching};
 use crate::majority::SPLIT;

@@ -59,7 +59,11 @@ impl Registered {
 pub(super) fn held_names(kernel: &Kernel, names: &BTreeSet<Name>) -> BTreeSet<Name> {
     let mut held = BTreeSet::new();
     each_entry(kernel, names, |entry| {
-        let leases = entry.held.iter().filter(|_| entry.lingers_until.is_none());
+        let leases = entry
+            .holding
+            .held
+            .iter()
+            .filter(|_| entry.holding.lingers_until.is_none());
         held.extend(leases.flat_map(|it| it.lease.lock.names.iter().cloned()));
     });
     held
@@ -84,8 +88,12 @@ pub(super) fn has_owner<'a>(
     // The entry has given away a lease that a round will release.
     let mut found = kernel.is_closed() && kernel.shared.schedule.lock().has_lease(id);
     each_entry(kernel, names, |entry| {
-        found |= entry.held.iter().any(|held| held.lease.id.as_str() == id);
-        found |= entry.requests.walk().any(|request| {
+        found |= entry
+            .holding
+            .held
+            .iter()
+            .any(|held| held.lease.id.as_str() == id);
+        found |= entry.line.requests.walk().any(|request| {
             request.id().is_some_and(|it| it.as_str() == id)
                 || matches!(&request.state, RequestState::Won(Some(it)) if it.id.as_str() == id)
         });
@@ -323,7 +331,11 @@ impl World {
             let latest = self.clocks[n].at(self.now - 20 * MS);
             let mut late = None;
             each_entry(&client.kernel, &self.names, |entry| {
-                if entry.lingers_until.is_some_and(|until| until < latest) {
+                if entry
+                    .holding
+                    .lingers_until
+                    .is_some_and(|until| until < latest)
+                {
                     late = Some(entry.name.clone());
                 }
             });

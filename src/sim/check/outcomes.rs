@@ -147,7 +147,7 @@ impl World {
         let mut found = kernel.shared.pending.lock().has(id.as_bytes())
             || quorum.is_some_and(|quorum| quorum.has_left(server, id));
         each_entry(kernel, &self.names, |entry| {
-            found |= entry.requests.walk().any(|request| {
+            found |= entry.line.requests.walk().any(|request| {
                 request.serves == Serves::Nobody
                     && !matches!(request.state, RequestState::Won(_))
                     && request.id().is_some_and(|it| it.as_str() == id)
@@ -165,7 +165,7 @@ impl World {
         }
         let mut found = false;
         each_entry(&self.clients[client].kernel, &self.names, |entry| {
-            let mut waiting = entry.waiters.walk();
+            let mut waiting = entry.line.waiters.walk();
             let waits = |it: &Waiter| it.wait != Wait::Once && it.cell.has_waited();
             found |= is_its(&entry.name) && waiting.any(waits);
         });
@@ -229,6 +229,7 @@ impl World {
         each_entry(&self.clients[client].kernel, &self.names, |entry| {
             let is_its = |it: &Name| names.contains(it);
             let mut held = entry
+                .holding
                 .held
                 .iter()
                 .flat_map(|held| held.lease.lock.names.iter());

@@ -269,7 +269,7 @@ impl World {
         let parked: BTreeSet<_> = self.parked(client).map(|call| call.no).collect();
         let mut left = None;
         each_entry(&self.clients[client].kernel, &self.names, |entry| {
-            let mut waiters = entry.waiters.walk();
+            let mut waiters = entry.line.waiters.walk();
             if waiters.any(|waiter| !parked.contains(&waiter.no)) {
                 left = Some(entry.name.clone());
             }

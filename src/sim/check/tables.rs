@@ -13,7 +13,7 @@ use crate::sim::world::{Checked, World};
 
 fn check_entry(entry: &LockEntry, kernel: &Kernel, problems: &mut Vec<String>) {
     let pending = kernel.shared.pending.lock();
-    for held in entry.held.iter() {
+    for held in entry.holding.held.iter() {
         if pending.has_for(&held.lease.lock, &held.lease.id) {
             problems.push(format!(
                 "the lease {:?} has a pending release",
@@ -21,7 +21,7 @@ fn check_entry(entry: &LockEntry, kernel: &Kernel, problems: &mut Vec<String>) {
             ));
         }
     }
-    for request in entry.requests.walk() {
+    for request in entry.line.requests.walk() {
         let id = request.id();
         let is_won = matches!(request.state, RequestState::Won(_));
         if !is_won && id.is_some_and(|id| pending.has_for(&request.lock, id)) {
@@ -36,19 +36,19 @@ fn check_entry(entry: &LockEntry, kernel: &Kernel, problems: &mut Vec<String>) {
             RequestState::Queued(_) | RequestState::Confirming(_)
         );
         let serves = match request.serves {
-            Serves::Line => entry.waiters.in_line() > 0,
-            Serves::One(no) => entry.waiters.get(no).is_some(),
+            Serves::Line => entry.line.waiters.in_line() > 0,
+            Serves::One(no) => entry.line.waiters.get(no).is_some(),
             Serves::Nobody => false,
         };
         if is_placed && !serves && request.caller().is_none() {
             problems.push(format!("a place that serves nobody: {:?}", request.state));
         }
     }
-    if entry.lingering().is_some() && entry.is_wanted() {
+    if entry.holding.lingering().is_some() && entry.is_wanted() {
         problems.push("a lease lingers although somebody asks".into());
     }
     let asks = entry.line_is_busy_without_line();
-    if entry.waiters.in_line() > 0 && !asks {
+    if entry.line.waiters.in_line() > 0 && !asks {
         problems.push("calls are in the line, and nobody asks".into());
     }
 }
@@ -85,7 +85,7 @@ impl World {
             let name = it.lease.lock.key(0).name;
             let shard = kernel.shard(name).lock();
             let entry = shard.get(name);
-            if !entry.is_some_and(|entry| entry.holds(&it.lease.id)) {
+            if !entry.is_some_and(|entry| entry.holding.holds(&it.lease.id)) {
                 problems.push(format!("{:?} is in no list of leases", it.lease.id));
             }
         }
@@ -109,14 +109,14 @@ fn table_problems<'a>(
     let mut listed = BTreeSet::new();
     each_entry(kernel, names, |entry| {
         check_entry(entry, kernel, &mut problems);
-        for request in entry.requests.walk() {
+        for request in entry.line.requests.walk() {
             if !matches!(request.state, RequestState::Won(_))
                 && let Some(id) = request.id()
             {
                 ids.insert(id.as_str().to_owned());
             }
         }
-        for waiter in entry.waiters.walk() {
+        for waiter in entry.line.waiters.walk() {
             listed.insert(waiter.no);
             if waiter.cell.outcome.lock().is_some() {
                 problems.push(format!("{} is in a list and has an outcome", waiter.no));

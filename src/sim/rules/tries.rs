@@ -111,7 +111,7 @@ fn call_that_does_not_wait_asks_after_a_failure() {
         let mut fx = Effects::default();
         kernel.with_entry(&lock, at(2), &mut fx, |entry, _| {
             let reset = Fault::Unknown(Cause::text("reset"));
-            entry.last.failed(at(2), at(3), reset);
+            entry.line.last.failed(at(2), at(3), reset);
         });
         assert!(asks(&tries(&kernel, &lock, 5)), "{lock:?}");
     }

@@ -210,6 +210,26 @@ fn no_two_files_import_each_other() {
     assert!(cycles.is_empty(), "cycles:\n{}", cycles.join("\n"));
 }
 
+/// A machine of the kernel is a value: it gets the time, and returns what has happened. Few files
+/// decide with the tables of the client.
+#[test]
+fn the_context_of_the_kernel_is_in_four_files() {
+    let mut found = Vec::new();
+    for (module, source) in library().sources {
+        let is_word = |word: &str| word == "Context";
+        let names_it = |line: &str| line.split(|c: char| !c.is_alphanumeric()).any(is_word);
+        let is_of_kernel = module.first().is_some_and(|folder| folder == "kernel");
+        let lines = source
+            .lines()
+            .filter(|line| !line.trim_start().starts_with("//"));
+        if is_of_kernel && lines.into_iter().any(names_it) {
+            found.push(module[1..].join("/"));
+        }
+    }
+    found.sort();
+    assert_eq!(found, ["", "context", "ending", "entry"]);
+}
+
 #[test]
 fn layers_match_the_design_page() {
     let page = fs::read_to_string(in_repository("docs/design.md")).unwrap();
