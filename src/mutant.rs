@@ -117,6 +117,22 @@ mistakes! {
         DeadPipelineIsAnyAnswer,
         /// A vote on an earlier proposal counts for the next one.
         LateVoteCounts,
+        /// A command of the kernel that has ended ends again with a later vote.
+        TicketEndsTwice,
+        /// A round goes on although its time is over.
+        RoundNeverEnds,
+        /// An undo of the kernel is not told that a member will never answer about an id.
+        LeftForgetsTheId,
+        /// A member that has answered a release votes again on the next try.
+        MemberVotesTwice,
+        /// A member that joins a lease counts for the renewal that is under way.
+        JoinVotesAtOnce,
+        /// The refusals by several holders count together.
+        RefusalsOfTwoAdd,
+        /// Split votes count as a refusal by one of the holders.
+        SplitNamesAHolder,
+        /// A round that is decided waits for the members that have not answered.
+        HangingMemberIsAwaited,
         /// A proposal is sent to a server after its round is over.
         NotSentIsSentLate,
         /// A lost proposal is not undone where it has no answer yet.
@@ -131,6 +147,10 @@ mistakes! {
         MissingReleaseIsForgotten,
         /// A member whose key somebody has deleted joins again.
         DeletedIsHealed,
+        /// A member joins in the renewal that has found its key gone.
+        HealsBeforeTheOthers,
+        /// A join that is granted after the end of its lease is not undone.
+        LateJoinRevives,
         /// A member joins under the id that its key had before.
         JoinTakesTheOldId,
         /// A member joins with the first token of the lease, although later ones may be in use.
@@ -244,6 +264,16 @@ thread_local! {
 #[cfg(any(sim, threads))]
 pub(crate) fn switch_on(mutant: Option<Mutant>) {
     ON.set(mutant);
+}
+
+/// Runs a test without a mistake, and then with it: only then it must fail.
+#[cfg(sim)]
+pub(crate) fn is_needed(mutant: Mutant, test: impl Fn() -> bool) {
+    assert!(test());
+    switch_on(Some(mutant));
+    let is_right = test();
+    switch_on(None);
+    assert!(!is_right, "{mutant:?} changes nothing");
 }
 
 #[cfg(any(sim, threads))]

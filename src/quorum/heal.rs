@@ -105,7 +105,8 @@ impl Lease {
                 continue;
             };
             // A key that is gone since this round may have been deleted at the others, too.
-            if since >= round || self.next_number > MOST_NUMBERS || !is_up(member) {
+            let is_new = since >= round && !is_on(Mutant::HealsBeforeTheOthers);
+            if is_new || self.next_number > MOST_NUMBERS || !is_up(member) {
                 continue;
             }
             let number = if is_on(Mutant::JoinTakesTheOldId) {
@@ -146,7 +147,7 @@ impl Lease {
         is_pending: impl Fn(&[u8]) -> bool,
         id: &HolderId,
     ) -> AfterJoin {
-        let is_valid = self.is_valid(now);
+        let is_valid = self.is_valid(now) || is_on(Mutant::LateJoinRevives);
         let since = match self.slots[member] {
             Slot::Asked(asked, since) if asked == number => since,
             // Its release is behind it.
@@ -241,6 +242,7 @@ impl Quorum {
             return;
         };
         let after = lease.joined((member, number), end, (link, now), is_pending, id);
+        let has_joined = lease.slots[member] == Slot::Has(number, link);
         let (lock, until) = (Arc::clone(&lease.lock), may_run_until(lease.longest(), now));
         match after {
             AfterJoin::Nothing => {}
@@ -253,6 +255,15 @@ impl Quorum {
                     let release = release.counting(Counts::Nothing);
                     self.left.push_ended(member, release, now);
                 }
+            }
+        }
+        if has_joined && is_on(Mutant::JoinVotesAtOnce) {
+            let open = |no: &RoundNo| self.rounds[no].changes_lease() && self.rounds[no].id == *id;
+            if let Some(no) = self.open.iter().copied().find(open)
+                && let Some(round) = self.rounds.get_mut(&no)
+            {
+                round.votes.count(Some(Answer::Ours));
+                self.judge(no, false, false, turn);
             }
         }
     }

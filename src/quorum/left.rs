@@ -20,6 +20,7 @@ use crate::kernel::fault::Fault;
 use crate::kernel::pending::PendingReleases;
 use crate::kernel::undo::PendingRelease;
 use crate::majority::{Majority, Member};
+use crate::mutant::{Mutant, is_on};
 use crate::protocol::answer::{Answer, Undone};
 use crate::protocol::primitive::Primitive;
 
@@ -146,7 +147,11 @@ impl Left {
 
     /// Returns the ids whose releases at a member have ended without an answer.
     pub(super) fn take_unheard(&mut self, member: Member) -> Vec<HolderId> {
-        self.at[member].take_unheard()
+        let unheard = self.at[member].take_unheard();
+        if is_on(Mutant::LeftForgetsTheId) {
+            return Vec::new();
+        }
+        unheard
     }
 
     /// A member has answered about an id, or never will. Returns the command of the kernel that is

@@ -291,7 +291,7 @@ impl Quorum {
             self.cast(no, member, turn);
         }
         if let Some(round) = self.rounds.get(&no) {
-            let is_late = turn.now >= round.until;
+            let is_late = turn.now >= round.until && !is_on(Mutant::RoundNeverEnds);
             self.judge(no, is_late, false, turn);
         }
     }
@@ -395,7 +395,10 @@ impl Quorum {
             }
         }
         if round.is_over {
-            self.voted_late(no, member, vote, turn)
+            self.voted_late(no, member, vote, turn);
+            if is_on(Mutant::TicketEndsTwice) {
+                self.judge(no, true, false, turn);
+            }
         } else {
             round.votes.count(vote);
             self.judge(no, false, false, turn);

@@ -12,7 +12,7 @@ use crate::majority::Member;
 use crate::mutant::{Mutant, is_on};
 use crate::protocol::answer::Answer;
 use crate::quorum::lease::{Lease, RoundNo, Slot};
-use crate::quorum::round::{AtServer, BUSY};
+use crate::quorum::round::{AtServer, BUSY, Round};
 use crate::quorum::{Event, Quorum, Sent, Turn, forgets_at};
 use crate::validity::validity;
 
@@ -20,7 +20,8 @@ impl Quorum {
     /// Ends a round if it is decided, or `late`, maybe because its call has left.
     pub(super) fn judge(&mut self, no: RoundNo, late: bool, has_left: bool, turn: &mut Turn<'_>) {
         let now = turn.now;
-        let Some(round) = self.rounds.get_mut(&no).filter(|round| !round.is_over) else {
+        let is_open = |round: &&mut Round| !round.is_over || is_on(Mutant::TicketEndsTwice);
+        let Some(round) = self.rounds.get_mut(&no).filter(is_open) else {
             return;
         };
         if late {

@@ -399,6 +399,9 @@ impl Round {
 
     /// Returns the end of the round if it is decided, or if it is `late`.
     pub(super) fn end(&self, late: bool, members: &dyn Members) -> Option<Result<Answer, Fault>> {
+        if !late && self.at.contains(&AtServer::Asked) && is_on(Mutant::HangingMemberIsAwaited) {
+            return None;
+        }
         Some(match self.votes.verdict() {
             Verdict::Decided(_) | Verdict::Split if self.has_own_id => {
                 Err(Fault::NotRun(Cause::text("the acquire script ran twice")))
@@ -463,7 +466,9 @@ impl Round {
                 AtServer::No => Answer::Gone,
                 AtServer::NotSent | AtServer::Asked | AtServer::Unknown => continue,
             };
-            again.at[server] = self.at[server];
+            if !is_on(Mutant::MemberVotesTwice) {
+                again.at[server] = self.at[server];
+            }
             again.votes.count(Some(answer));
         }
         Some(again)

@@ -119,6 +119,11 @@ impl Votes {
         let refusals: Vec<&RefusedName> = refusals.collect();
         let holders = refusals.iter().map(|refusal| &*refusal.holder);
         let (holder, most) = most(holders).unwrap_or_default();
+        let most = if is_on(Mutant::RefusalsOfTwoAdd) {
+            refusals.len()
+        } else {
+            most
+        };
         let is_its = |refusal: &&&RefusedName| is_same_holder(&refusal.holder, holder);
         if most >= needed
             && let Some(of_holder) = refusals.iter().find(is_its)
@@ -140,10 +145,12 @@ impl Votes {
         {
             return Verdict::Decided(Answer::TooLow(highest));
         }
-        if most + unread < needed {
-            Verdict::Split
-        } else {
-            Verdict::Open
+        match refusals.first() {
+            _ if most + unread >= needed => Verdict::Open,
+            Some(refusal) if is_on(Mutant::SplitNamesAHolder) => {
+                Verdict::Decided(Answer::Refused(RefusedName::clone(refusal)))
+            }
+            _ => Verdict::Split,
         }
     }
 

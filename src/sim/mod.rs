@@ -277,7 +277,7 @@ fn first_that_catches(mutant: Mutant) -> Option<Plan> {
 }
 
 /// The tests in `rules` catch these.
-const CAUGHT_BY_RULES: [Mutant; 14] = [
+const CAUGHT_BY_RULES: [Mutant; 20] = [
     Mutant::LaterAttemptStaysLater,
     Mutant::WakeUpIsPromisedOnce,
     Mutant::NewsEndTheReleaseInFlight,
@@ -292,6 +292,12 @@ const CAUGHT_BY_RULES: [Mutant; 14] = [
     Mutant::LeaseIsForgottenEarly,
     Mutant::MessageIsNotTranslated,
     Mutant::JoinedIsAnotherHolder,
+    Mutant::TicketEndsTwice,
+    Mutant::MemberVotesTwice,
+    Mutant::JoinVotesAtOnce,
+    Mutant::HangingMemberIsAwaited,
+    Mutant::HealsBeforeTheOthers,
+    Mutant::LateJoinRevives,
 ];
 
 /// Prints which plan of the fixed lists first catches each mutant, or those with `SIM_MUTANT` in

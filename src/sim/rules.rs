@@ -4,6 +4,7 @@ mod calls;
 mod crowds;
 mod engine_sends;
 mod healing;
+mod members;
 mod releases;
 mod rounds;
 mod tries;

@@ -22,7 +22,7 @@ use crate::kernel::{Kernel, Limits};
 use crate::lease::status::LeaseStatus;
 use crate::lost::Lost;
 use crate::majority::Majority;
-use crate::mutant::{Mutant, switch_on};
+pub(super) use crate::mutant::is_needed;
 use crate::name::Name;
 use crate::protocol::answer::Answer;
 use crate::protocol::keys::Layout;
@@ -394,13 +394,4 @@ pub(super) fn held_by(step: SetStep) -> Arc<SetLease> {
         SetStep::Done(SetOutcome::Held(lease)) => lease,
         step => panic!("{step:?}"),
     }
-}
-
-/// Runs a test without a mistake, and then with it: only then it must fail.
-pub(super) fn is_needed(mutant: Mutant, test: impl Fn() -> bool) {
-    assert!(test());
-    switch_on(Some(mutant));
-    let is_right = test();
-    switch_on(None);
-    assert!(!is_right, "{mutant:?} changes nothing");
 }

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::rounds::{Client, WALL, granted, refused};
 use crate::clock::Instant;
@@ -11,11 +12,13 @@ use crate::kernel::command::{Attempt, What};
 use crate::kernel::effects::Effects;
 use crate::kernel::fault::Fault;
 use crate::kernel::held::HeldLease;
+use crate::kernel::operation::Wanted;
 use crate::lease::status::LeaseStatus;
 use crate::lost::Lost;
+use crate::mutant::{Mutant, is_needed};
 use crate::protocol::answer::Answer;
 use crate::runtime::commands::ForServer;
-use crate::sim::rules::at;
+use crate::sim::rules::{SECOND, at};
 
 /// Returns the commands of a renewal at `ms`.
 fn renewal(client: &mut Client, lease: &Arc<HeldLease>, ms: u64) -> Vec<ForServer> {
@@ -250,4 +253,151 @@ fn a_member_that_another_holder_has_counts_for_that_later_too() {
         matches!(status, LeaseStatus::Lost(Lost::Taken)),
         "{status:?}"
     );
+}
+
+/// What was deleted at one member may have been deleted at the others since.
+#[test]
+fn a_member_joins_only_if_the_others_have_the_key_after_its_loss() {
+    is_needed(Mutant::HealsBeforeTheOthers, || {
+        let mut client = Client::new();
+        let lease = client.acquired();
+        client.link += 1;
+        let mut first = renewal(&mut client, &lease, 100);
+        first.rotate_right(1);
+        if !renewed(&mut client, &first, &[0, 1], 101).is_empty() {
+            return false;
+        }
+        let again = client.due(at(102));
+        assert!(renewed(&mut client, &again, &[], 103).is_empty());
+        client.due(at(300)).is_empty()
+    });
+}
+
+#[test]
+fn a_join_that_is_granted_after_the_loss_of_its_lease_is_undone() {
+    is_needed(Mutant::LateJoinRevives, || {
+        let mut client = Client::new();
+        let lease = client.acquired();
+        let join = joins(&mut client, &lease, 100);
+        for out in renewal(&mut client, &lease, 200) {
+            if out.server < 2 {
+                client.end(&out, Ok(Answer::Gone), at(201));
+            }
+        }
+        client.end(&join, Ok(granted()), at(202));
+        let is_undone = |out: &ForServer| match &out.command.what {
+            What::Undo { ids } => ids.contains(&lease.id.numbered(1)) && out.server == 2,
+            _ => false,
+        };
+        client.due(at(203)).iter().any(is_undone)
+    });
+}
+
+/// Returns the commands of a change of ttl at `ms`.
+fn set_ttl(client: &mut Client, lease: &Arc<HeldLease>, ttl: Duration, ms: u64) -> Vec<ForServer> {
+    let fx = &mut Effects::default();
+    let operate = (client.kernel).operate(lease, lease.token(), Wanted::SetTtl(ttl), at(ms), fx);
+    operate.expect("it is held");
+    let change = client.due(at(ms));
+    assert_eq!(change.len(), 3);
+    change
+}
+
+#[test]
+fn a_member_that_joins_does_not_count_for_the_renewal_under_way() {
+    is_needed(Mutant::JoinVotesAtOnce, || {
+        let mut client = Client::new();
+        let lease = client.acquired();
+        let join = joins(&mut client, &lease, 100);
+        let change = set_ttl(&mut client, &lease, 20 * SECOND, 200);
+        client.end(&change[0], Ok(Answer::Ours), at(201));
+        client.end(&join, Ok(granted()), at(201));
+        let is_confirmed = lease.covers(at(10_000));
+        client.end(&change[2], Ok(Answer::Ours), at(202));
+        assert!(lease.covers(at(10_000)), "it has voted itself");
+        !is_confirmed
+    });
+}
+
+/// Only two members have granted the lock, and the third has joined since.
+#[test]
+fn a_forced_release_ends_a_lease_that_the_other_members_have_joined() {
+    let mut client = Client::new();
+    let lease = client.acquired_by([Ok(granted()), Ok(granted()), Ok(refused("y"))]);
+    let first = renewal(&mut client, &lease, 100);
+    let join = renewed(&mut client, &first, &[0, 1], 101);
+    assert_eq!(join.len(), 1, "{join:?}");
+    client.end(&join[0], Ok(granted()), at(102));
+    let next = renewal(&mut client, &lease, 200);
+    renewed(&mut client, &next, &[2], 201);
+    let mut fx = Effects::default();
+    let status = lease.status(at(202), &mut fx);
+    assert!(matches!(status, LeaseStatus::Lost(_)), "{status:?}");
+}
+
+/// A full server, for example.
+#[test]
+fn a_member_that_rejects_a_renewal_still_has_the_key() {
+    let mut client = Client::new();
+    let lease = client.acquired();
+    for ms in [100, 200] {
+        let renewal = renewal(&mut client, &lease, ms);
+        assert_eq!(renewal.len(), 3);
+        for out in renewal {
+            let end = match out.server {
+                2 => Err(Fault::Rejected(Error::Closed)),
+                _ => Ok(Answer::Ours),
+            };
+            assert!(client.end(&out, end, at(ms + 1)).is_empty());
+        }
+    }
+}
+
+/// The reply to a join is lost, and its key refuses the next one.
+#[test]
+fn a_join_that_is_refused_by_an_earlier_one_is_repeated() {
+    let mut client = Client::new();
+    let lease = client.acquired();
+    let join = joins(&mut client, &lease, 100);
+    client.end(&join, Err(Fault::Unknown(Cause::text("reset"))), at(110));
+    assert_eq!(client.due(at(110)).len(), 1, "its undo");
+    for ms in [200, 300] {
+        let next = renewal(&mut client, &lease, ms);
+        let join = renewed(&mut client, &next, &[0, 1], ms + 1).remove(0);
+        assert_eq!(id_of(&join), &lease.id.numbered(2));
+        let earlier = lease.id.numbered(1);
+        client.end(&join, Ok(refused(earlier.as_str())), at(ms + 2));
+    }
+    let compared = client.links.ran_twice.load(Ordering::Relaxed);
+    assert_eq!(compared, 0, "no two addresses of one server");
+}
+
+/// A renewal has ended as unknown, and one of its replies comes while the next one is under way.
+#[test]
+fn a_late_reply_to_a_renewal_is_no_vote_in_the_next() {
+    let mut client = Client::new();
+    let lease = client.acquired();
+    let first = renewal(&mut client, &lease, 100);
+    client.due(at(1_101));
+    let next = renewal(&mut client, &lease, 1_200);
+    assert_eq!(next.len(), 3);
+    client.end(&first[2], Ok(Answer::Gone), at(1_201));
+    for (out, answer) in next.iter().zip([Answer::Ours, Answer::Gone, Answer::Ours]) {
+        client.end(out, Ok(answer), at(1_202));
+    }
+    let mut fx = Effects::default();
+    let status = lease.status(at(1_203), &mut fx);
+    assert!(matches!(status, LeaseStatus::Held(_)), "{status:?}");
+}
+
+#[test]
+fn a_doubt_during_a_change_of_ttl_renews_after_it() {
+    let mut client = Client::new();
+    let lease = client.acquired();
+    let change = set_ttl(&mut client, &lease, 20 * SECOND, 100);
+    assert!(renewal(&mut client, &lease, 101).is_empty());
+    for out in &change {
+        client.end(out, Ok(Answer::Ours), at(102));
+    }
+    assert_eq!(client.due(at(102)).len(), 3);
 }

@@ -42,7 +42,7 @@ pub(super) struct Client {
     pub(super) links: Links,
     /// The connection over which members answer.
     pub(super) link: u64,
-    lock: Arc<dyn Primitive>,
+    pub(super) lock: Arc<dyn Primitive>,
 }
 
 impl Client {
@@ -65,7 +65,7 @@ impl Client {
         }
     }
 
-    fn call(&self, now: Instant) -> Call {
+    pub(super) fn call(&self, now: Instant) -> Call {
         let mut wants = CallTerms::endless(&self.lock, 10 * SECOND);
         wants.terms.handoffs = 3;
         let mut call = Call::new(&self.kernel, wants, now);
