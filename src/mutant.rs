@@ -131,6 +131,8 @@ mistakes! {
         RefusalsOfTwoAdd,
         /// Split votes count as a refusal by one of the holders.
         SplitNamesAHolder,
+        /// A call fails because one member is not asked for its name.
+        FullMemberRefuses,
         /// A round that is decided waits for the members that have not answered.
         HangingMemberIsAwaited,
         /// A proposal is sent to a server after its round is over.

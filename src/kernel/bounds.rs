@@ -16,11 +16,12 @@ pub(crate) enum Bound {
     Heard,
     Proposals,
     Names,
+    Left,
 }
 
 #[cfg(sim)]
 impl Bound {
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::KeySeen,
         Self::Ended,
         Self::Recent,
@@ -29,6 +30,7 @@ impl Bound {
         Self::Heard,
         Self::Proposals,
         Self::Names,
+        Self::Left,
     ];
 }
 

@@ -14,6 +14,7 @@ use crate::clock::Instant;
 use crate::error::Cause;
 use crate::holder_id::HolderId;
 use crate::kernel::batch::Batch;
+use crate::kernel::bounds::{Bound, at_most};
 use crate::kernel::command::Command;
 use crate::kernel::engine::Ticket;
 use crate::kernel::fault::Fault;
@@ -21,8 +22,13 @@ use crate::kernel::pending::PendingReleases;
 use crate::kernel::undo::PendingRelease;
 use crate::majority::{Majority, Member};
 use crate::mutant::{Mutant, is_on};
+use crate::name::{Name, NameTable};
 use crate::protocol::answer::{Answer, Undone};
 use crate::protocol::primitive::Primitive;
+
+/// The most ids of a name about which a member has not answered. Beyond that, no call asks it for
+/// the name: each call would leave one more id there, and the others decide without it.
+const MOST_LEFT: usize = 1_000;
 
 /// A command of the kernel that releases ids.
 #[derive(Debug)]
@@ -43,10 +49,39 @@ pub(super) struct OfId {
     pub(super) unheard: usize,
 }
 
+/// The ids about which a member has not answered.
+#[derive(Debug, Default)]
+struct Unanswered {
+    names: HashMap<HolderId, Name>,
+    /// How many ids a name has.
+    of_name: NameTable<usize>,
+}
+
+impl Unanswered {
+    fn add(&mut self, id: &HolderId, name: &Name) {
+        if self.names.insert(id.clone(), name.clone()).is_none() {
+            *self.of_name.entry(name.clone()).or_default() += 1;
+        }
+    }
+
+    fn remove(&mut self, id: &HolderId) {
+        let Some(name) = self.names.remove(id) else {
+            return;
+        };
+        if let Some(count) = self.of_name.get_mut(&name) {
+            *count -= 1;
+            if *count == 0 {
+                self.of_name.remove(&name);
+            }
+        }
+    }
+}
+
 /// The pending releases, by member.
 #[derive(Debug)]
 pub(super) struct Left {
     at: Box<[PendingReleases]>,
+    unanswered: Box<[Unanswered]>,
     undoings: BTreeMap<u64, Undoing>,
     last: u64,
     /// The command that waits for an id.
@@ -59,6 +94,7 @@ impl Left {
             at: (0..size.all)
                 .map(|_| PendingReleases::of_member())
                 .collect(),
+            unanswered: (0..size.all).map(|_| Unanswered::default()).collect(),
             undoings: BTreeMap::new(),
             last: 0,
             by_id: HashMap::new(),
@@ -67,11 +103,13 @@ impl Left {
 
     /// Adds a release at a member.
     pub(super) fn push(&mut self, member: Member, release: PendingRelease, now: Instant) {
+        self.note(member, &release);
         self.at[member].push(release, now);
     }
 
     /// Adds the release of what a lease has left at a member.
     pub(super) fn push_ended(&mut self, member: Member, release: PendingRelease, now: Instant) {
+        self.note(member, &release);
         self.at[member].push_ended(release, now);
     }
 
@@ -82,7 +120,21 @@ impl Left {
         release: PendingRelease,
         now: Instant,
     ) -> Option<(Command, Batch)> {
+        self.note(member, &release);
         self.at[member].push_now(release, now)
+    }
+
+    /// Counts the id of a release that is not pending yet.
+    fn note(&mut self, member: Member, release: &PendingRelease) {
+        if !self.has(member, &release.id) {
+            self.unanswered[member].add(&release.id, release.lock.key(0).name);
+        }
+    }
+
+    /// Returns whether no call asks a member for a name: it has not answered about too many ids.
+    pub(super) fn is_full(&self, member: Member, name: &Name) -> bool {
+        let of_name = self.unanswered[member].of_name.get(name);
+        of_name.is_some_and(|of| *of > at_most(Bound::Left, MOST_LEFT))
     }
 
     /// The pipeline of an acquiring command ended before its reply: it may still run. Its release
@@ -142,12 +194,19 @@ impl Left {
         end: Result<Answer, Fault>,
         now: Instant,
     ) -> Vec<(HolderId, bool)> {
-        self.at[member].settle(batch, end, now).answered
+        let answered = self.at[member].settle(batch, end, now).answered;
+        for (id, _) in &answered {
+            self.unanswered[member].remove(id);
+        }
+        answered
     }
 
     /// Returns the ids whose releases at a member have ended without an answer.
     pub(super) fn take_unheard(&mut self, member: Member) -> Vec<HolderId> {
         let unheard = self.at[member].take_unheard();
+        for id in &unheard {
+            self.unanswered[member].remove(id);
+        }
         if is_on(Mutant::LeftForgetsTheId) {
             return Vec::new();
         }

@@ -22,6 +22,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
+use crate::error::Cause;
 use crate::holder_id::HolderId;
 #[cfg(sim)]
 use crate::holder_id::is_same_holder;
@@ -147,8 +148,14 @@ impl Quorum {
                 if let Err(fault) = turn.members.admit(&command.lock) {
                     return turn.end(ticket, Err(fault), now);
                 }
+                let name = command.lock.key(0).name;
+                let is_full = |member| self.left.is_full(member, name);
+                if is_on(Mutant::FullMemberRefuses) && (0..self.size.all).any(is_full) {
+                    let cause = Cause::text("too many earlier calls have no answer");
+                    return turn.end(ticket, Err(Fault::NotRun(cause)), now);
+                }
                 let wall = self.wall_at(now);
-                let (token, pause) = self.tokens.propose(command.lock.key(0).name, wall);
+                let (token, pause) = self.tokens.propose(name, wall);
                 *attempt = Attempt::Propose(token);
                 not_before = now.after(pause);
             }
@@ -318,7 +325,8 @@ impl Quorum {
             Some(lease) if round.at[member] == AtServer::NotSent => lease.missing(member),
             _ => None,
         };
-        if let Some(command) = round.cast(member, (slot, missing), turn.now, turn.members) {
+        let turn_of = (turn.now, turn.members);
+        if let Some(command) = round.cast(member, (slot, missing), &self.left, turn_of) {
             self.send(member, command, Sent::Vote(no, member), turn);
         }
     }

@@ -332,8 +332,8 @@ impl Round {
         &mut self,
         server: Member,
         (slot, missing): (Option<Slot>, Option<Answer>),
-        now: Instant,
-        members: &dyn Members,
+        left: &Left,
+        (now, members): (Instant, &dyn Members),
     ) -> Option<Command> {
         if self.at[server] != AtServer::NotSent || now < self.not_before {
             return None;
@@ -352,18 +352,16 @@ impl Round {
             }
             return None;
         };
+        let name = self.command.lock.key(0).name;
         match members.link(server, self.command.wanted_by) {
             Link::Connecting => None,
             Link::Down => {
-                let known = if self.is_release() {
-                    // It goes on as a pending one.
-                    AtServer::Unknown
-                } else {
-                    AtServer::No
-                };
-                self.at[server] = known;
-                self.votes.count(None);
-                self.faults.push((server, members.not_connected(server)));
+                self.go_without(server, members.not_connected(server));
+                None
+            }
+            Link::Up if self.is_proposal() && left.is_full(server, name) => {
+                let cause = Cause::text("it has not answered about too many earlier calls");
+                self.go_without(server, Fault::NotRun(cause));
                 None
             }
             Link::Up => {
@@ -377,6 +375,18 @@ impl Round {
                 })
             }
         }
+    }
+
+    /// The command is not sent to a server.
+    fn go_without(&mut self, server: Member, fault: Fault) {
+        self.at[server] = if self.is_release() {
+            // It goes on as a pending one.
+            AtServer::Unknown
+        } else {
+            AtServer::No
+        };
+        self.votes.count(None);
+        self.faults.push((server, fault));
     }
 
     /// Returns when an open round is looked at.

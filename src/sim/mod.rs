@@ -277,7 +277,7 @@ fn first_that_catches(mutant: Mutant) -> Option<Plan> {
 }
 
 /// The tests in `rules` catch these.
-const CAUGHT_BY_RULES: [Mutant; 20] = [
+const CAUGHT_BY_RULES: [Mutant; 21] = [
     Mutant::LaterAttemptStaysLater,
     Mutant::WakeUpIsPromisedOnce,
     Mutant::NewsEndTheReleaseInFlight,
@@ -296,6 +296,7 @@ const CAUGHT_BY_RULES: [Mutant; 20] = [
     Mutant::MemberVotesTwice,
     Mutant::JoinVotesAtOnce,
     Mutant::HangingMemberIsAwaited,
+    Mutant::FullMemberRefuses,
     Mutant::HealsBeforeTheOthers,
     Mutant::LateJoinRevives,
 ];

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use super::rounds::{Client, granted};
+use super::rounds::{Client, granted, refused};
 use crate::clock::Instant;
 use crate::error::Cause;
+use crate::kernel::bounds::{Bound, lower};
 use crate::kernel::call::{Call, Step};
 use crate::kernel::command::{Attempt, Command, What};
 use crate::kernel::effects::Effects;
@@ -178,6 +179,62 @@ fn a_member_votes_once_on_a_release_that_is_tried_again() {
         }
         cell.result.lock().is_none()
     });
+}
+
+/// Four calls are refused by another holder before the third member has answered. Returns its
+/// commands.
+fn unanswered(client: &mut Client) -> Vec<ForServer> {
+    let mut of_third = Vec::new();
+    for ms in 0..4 {
+        let mut call = client.call(at(ms));
+        for out in client.due(at(ms)) {
+            if out.server == 2 {
+                of_third.push(out);
+            } else {
+                of_third.extend(client.end(&out, Ok(refused("x")), at(ms)));
+            }
+        }
+        leaves(client, &mut call, at(ms));
+    }
+    assert_eq!(undone(&of_third), [2; 4]);
+    of_third
+}
+
+#[test]
+fn a_member_that_has_not_answered_about_many_ids_of_a_name_is_not_asked_for_it() {
+    lower(Some(Bound::Left));
+    is_needed(Mutant::FullMemberRefuses, || {
+        let mut client = Client::new();
+        let of_third = unanswered(&mut client);
+        let mut call = client.call(at(10));
+        let out = client.due(at(10));
+        if out.is_empty() {
+            return false;
+        }
+        let servers: Vec<usize> = out.iter().map(|out| out.server).collect();
+        assert_eq!(servers, [0, 1]);
+        for out in out {
+            client.end(&out, Ok(granted()), at(11));
+        }
+        let lease = lease_of(&client, &mut call, at(11)).expect("the others grant it");
+        // It answers, and takes part again.
+        for out in of_third {
+            let end = match out.command.what {
+                What::Undo { .. } => nothing(),
+                _ => Ok(refused("x")),
+            };
+            client.end(&out, end, at(12));
+        }
+        let fx = &mut Effects::default();
+        (client.kernel).begin_unlock(&lease, lease.token(), false, at(13), fx);
+        for out in client.due(at(13)) {
+            client.end(&out, Ok(Answer::Ours), at(14));
+        }
+        client.call(at(20));
+        assert_eq!(client.due(at(20)).len(), 3);
+        true
+    });
+    lower(None);
 }
 
 #[test]
