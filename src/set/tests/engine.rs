@@ -190,6 +190,24 @@ fn split_votes_refuse_no_set() {
 }
 
 #[test]
+fn split_votes_on_two_names_refuse_no_set() {
+    let mut bed = Bed::quorum();
+    bed.take("a", ["x", "y", ""]);
+    bed.take("c", ["x", "y", ""]);
+    let set = bed.parked();
+    let (set, step) = bed.turns(set, 20, 10);
+    assert!(matches!(step, SetStep::Park(_)), "{step:?}");
+    for key in ["lock:a", "lock:c"] {
+        bed.server_at(0, &["DEL", key]);
+        bed.server_at(1, &["DEL", key]);
+    }
+    let (_, step) = bed.turns(set, 20, 100);
+    let lease = held_by(step);
+    assert_eq!(bed.counts(), [3; 3]);
+    drop(lease);
+}
+
+#[test]
 fn a_set_that_is_split_until_its_deadline_is_refused() {
     let mut bed = Bed::quorum();
     bed.deadline = bed.at().after(Duration::from_secs(1));
