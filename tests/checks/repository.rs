@@ -104,6 +104,63 @@ fn table_of_bounds_has_each_bound_of_the_library() {
 }
 
 #[test]
+fn page_about_the_kernel_names_each_mistake_and_only_tests_that_exist() {
+    let page = text("docs/kernel.md");
+    let section = |title: &str| {
+        let (_, section) = page.split_once(&format!("\n{title}\n")).unwrap();
+        section.split_once("\n## ").unwrap().0.to_owned()
+    };
+    let source = text("src/mutant.rs");
+    let mistakes = source
+        .lines()
+        .filter_map(|line| line.trim().strip_suffix(','));
+    let mistakes: BTreeSet<&str> = mistakes.filter(|name| is_camel_case(name)).collect();
+    let missing = mistakes
+        .iter()
+        .filter(|it| !page.contains(&format!("`{it}`")));
+    assert_eq!(missing.collect::<Vec<_>>(), [&""; 0]);
+    let invariants = section("## Invariants");
+    let named = in_backticks(&invariants).filter(|word| is_camel_case(word));
+    let unknown: Vec<&str> = named.filter(|it| !mistakes.contains(it)).collect();
+    assert_eq!(unknown, [""; 0]);
+
+    let code: String = ["src", "tests"].map(code_of).concat();
+    let attacks = section("### Over a quorum, and of sets");
+    let tests = in_backticks(&attacks).filter(|word| word.matches('_').count() > 2);
+    let unknown: Vec<&str> = tests
+        .filter(|it| !code.contains(&format!("fn {it}(")))
+        .collect();
+    assert_eq!(unknown, [""; 0]);
+}
+
+fn in_backticks(page: &str) -> impl Iterator<Item = &str> {
+    page.split('`').skip(1).step_by(2)
+}
+
+fn is_camel_case(word: &str) -> bool {
+    word.starts_with(|first: char| first.is_ascii_uppercase())
+        && word.chars().all(|it| it.is_ascii_alphanumeric())
+        && word.contains(|it: char| it.is_ascii_lowercase())
+}
+
+/// Returns the Rust code of a folder.
+fn code_of(folder: &str) -> String {
+    let mut code = String::new();
+    let mut folders = vec![in_repository(folder)];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|it| it == "rs") {
+                code += &fs::read_to_string(&path).unwrap();
+            }
+        }
+    }
+    code
+}
+
+#[test]
 fn glossary_has_at_most_25_terms() {
     let page = text("docs/design.md");
     let (_, words) = page.split_once("\n## Words\n").unwrap();
