@@ -1,4 +1,5 @@
-//! The ends of commands that an entry has asked for: the only place where they take effect.
+//! The ends of the acquiring commands that a line has asked for. Refusals are in `refusals.rs`, the
+//! ends of refreshes and confirmations in `places.rs`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,13 +9,11 @@ use crate::config::LeaseTerms;
 use crate::error::Cause;
 use crate::holder_id::HolderId;
 use crate::kernel::command::{Command, What};
-use crate::kernel::event::{Event, IdEnd, Known};
+use crate::kernel::event::{Event, IdFate, Known};
 use crate::kernel::failure::Failure;
 use crate::kernel::fault::{Fault, unexpected};
-use crate::kernel::held::Grant;
-use crate::kernel::held::HeldLease;
+use crate::kernel::held::{Grant, HeldLease};
 use crate::kernel::holder::Taker;
-use crate::kernel::lease::GRACE;
 use crate::kernel::line::Line;
 use crate::kernel::request::{Asked, Flight, Request, RequestNo, RequestState, Sender, Serves};
 use crate::kernel::requests::Receiver;
@@ -29,11 +28,6 @@ use crate::token::FencingToken;
 
 /// The longest pause while a breaker is open: the answer to another command closes it.
 const OPEN_PAUSE: Duration = Duration::from_millis(250);
-
-/// After how many command timeouts the engine ends the command of a thread that stands still: while
-/// nobody is answered, and while others are.
-const READS_WITHIN: u32 = 1;
-const READS_LATE_WITHIN: u32 = 3;
 
 /// What an answer means for the call whose thread sent the command.
 #[derive(Debug)]
@@ -92,8 +86,7 @@ impl ForCaller {
 }
 
 impl Line {
-    /// Applies the end of an acquiring command, whoever sent it. `taker` is the call whose thread
-    /// reads it.
+    /// Applies the end of an acquiring command, whoever sent it.
     pub(super) fn answered<'t>(
         &mut self,
         asked: &Asked,
@@ -190,7 +183,7 @@ impl Line {
             Ok(Answer::Refused(_) | Answer::Busy { .. } | Answer::Skipped) => return false,
             _ => Proof::KeySeen,
         };
-        ev.ids.push(IdEnd::Undone {
+        ev.ids.push(IdFate::ToUndo {
             lock: Arc::clone(&asked.lock),
             id: asked.id.clone(),
             ttl: asked.ttl,
@@ -311,6 +304,9 @@ impl Line {
             part: request.part.map(|part| part.terms.part),
             taker,
         };
+        if flight.attempt.enters() {
+            ev.forget(&flight.id);
+        }
         Ended::Won(Win {
             lock: request.lock,
             grant,
@@ -319,7 +315,7 @@ impl Line {
         })
     }
 
-    /// A request was granted the lock, for `receiver`.
+    /// Counts the wake-up of a call whose request was granted the lock after a message.
     pub(super) fn count_wake(&mut self, n: RequestNo, receiver: Receiver, ev: &mut Event<'_>) {
         let woken = std::mem::take(&mut self.requests.change(n).woken);
         if woken && matches!(receiver, Receiver::Waiter(_)) {
@@ -469,8 +465,9 @@ impl Line {
         self.set_due(n, ev.now.after(pause));
     }
 
-    /// A command was rejected for a lasting reason: the call that it was sent for fails. Returns
-    /// the outcome if that is the caller.
+    /// The call fails that a command was sent for: it was rejected for a lasting reason, the
+    /// breaker is open, or nobody was known to have the lock for too long. Returns the outcome if
+    /// that is the caller.
     pub(super) fn fail(
         &mut self,
         n: RequestNo,
@@ -484,6 +481,8 @@ impl Line {
         self.due_after_failure(n, ev);
         let outcome = Outcome::Failed(failure);
         if is_caller {
+            // The next call must not wait behind it.
+            self.retire(n, ev);
             return Some(outcome);
         }
         match self.receiver(&self.requests[n]) {
@@ -494,69 +493,6 @@ impl Line {
             Receiver::Caller | Receiver::Nobody => self.retire(n, ev),
         }
         None
-    }
-
-    /// Returns the requests whose callers stand still. Those for the line keep others waiting; one
-    /// that asks for itself may only be late to read its reply, if others are answered.
-    fn overdue(&self, ev: &Event<'_>) -> Vec<RequestNo> {
-        let [soon, late] = [READS_WITHIN, READS_LATE_WITHIN].map(|times| {
-            let timeout = ev.limits.command_timeout.saturating_mul(times);
-            (ev.now >= Instant::START.after(timeout).after(GRACE))
-                .then(|| ev.now.before(timeout).before(GRACE))
-        });
-        let mut overdue = Vec::new();
-        if let Some(soon) = soon {
-            overdue.extend(self.requests.of_callers(true, [Instant::START, soon]));
-            let from = if is_on(Mutant::LateReaderIsOverdue) {
-                Instant::START
-            } else {
-                self.last.heard()
-            };
-            overdue.extend(self.requests.of_callers(false, [from, soon]));
-        }
-        if let Some(late) = late {
-            overdue.extend(self.requests.of_callers(false, [Instant::START, late]));
-        }
-        overdue.sort_unstable();
-        overdue.dedup();
-        overdue
-    }
-
-    /// Returns when the first of them is overdue, as far as is known.
-    pub(super) fn first_overdue_at(&self, ev: &Event<'_>) -> Instant {
-        let timeout = ev.limits.command_timeout;
-        let at = |sent: Option<Instant>, times| {
-            let after = timeout.saturating_mul(times);
-            sent.map_or(Instant::NEVER, |sent| sent.after(after).after(GRACE))
-        };
-        let requests = &self.requests;
-        let of_line = requests.first_of_callers(true, Instant::START);
-        let own = requests.first_of_callers(false, Instant::START);
-        let unheard = requests.first_of_callers(false, self.last.heard());
-        let of_all = [
-            at(of_line, READS_WITHIN),
-            at(unheard, READS_WITHIN),
-            at(own, READS_LATE_WITHIN),
-        ];
-        of_all.into_iter().fold(Instant::NEVER, Instant::min)
-    }
-
-    /// The engine ends the commands of callers whose threads stand still.
-    pub(super) fn end_overdue(&mut self, ev: &mut Event<'_>) {
-        if is_on(Mutant::StoppedCallerBlocks) {
-            return;
-        }
-        for n in self.overdue(ev).into_iter().rev() {
-            let Some(flight) = self.requests.change(n).flight.take() else {
-                continue;
-            };
-            if let RequestState::Sent = self.requests[n].state {
-                ev.undo(&self.requests[n], &flight.id, Proof::KeySeen);
-                self.last.overdue(flight.sent);
-                self.due_after_failure(n, ev);
-            }
-            self.retire(n, ev);
-        }
     }
 }
 

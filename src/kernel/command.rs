@@ -83,7 +83,7 @@ pub(crate) enum Attempt {
 }
 
 impl Attempt {
-    pub(super) fn enters(self) -> bool {
+    pub(crate) fn enters(self) -> bool {
         matches!(self, Self::Enter(_))
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::kernel::effects::Effects;
-use crate::kernel::event::{IdEnd, Known, Limits, Numbers};
+use crate::kernel::event::{IdFate, Known, Limits, Numbers};
 use crate::kernel::held::{Dropped, HeldLease, Inner};
 use crate::kernel::pending::PendingReleases;
 use crate::kernel::request::RequestNo;
@@ -228,13 +228,13 @@ impl Context<'_> {
 /// The pending releases.
 impl Context<'_> {
     /// Does what has become of an id of a name. The caller has the lock of the shard.
-    pub(super) fn settle(&mut self, name: &Name, end: IdEnd) {
+    pub(super) fn settle(&mut self, name: &Name, end: IdFate) {
         match end {
-            IdEnd::Used(id, no) => self.shared.note_id(&id, name, no),
-            IdEnd::Nothing(id) => self.shared.forget_id(&id),
-            IdEnd::Attempt(id) => self.forget_attempt(&id),
-            IdEnd::Left(id) => self.abandon(&id),
-            IdEnd::Undone {
+            IdFate::InUse(id, no) => self.shared.note_id(&id, name, no),
+            IdFate::Nothing(id) => self.shared.forget_id(&id),
+            IdFate::NothingKnown(id) => self.forget_attempt(&id),
+            IdFate::Abandoned(id) => self.abandon(&id),
+            IdFate::ToUndo {
                 lock,
                 id,
                 ttl,
@@ -247,23 +247,23 @@ impl Context<'_> {
     /// Returns what is known of the holder that a reply to a command names, which was sent at
     /// `sent`. The caller has the lock of the shard.
     pub(super) fn known(&self, holder: &[u8], name: &Name, sent: Instant) -> Known {
-        let own = self.shared.numbers.own_id(holder);
-        let request = own.and_then(|id| self.shared.request_of(&id));
+        let is_own = self.shared.numbers.own_id(holder).is_some();
         let pending = self.shared.pending.lock();
-        let is_released = pending.had_since(holder, sent);
         Known {
-            request: request.map(|(_, no)| no),
-            is_released,
-            is_undone: is_released && pending.has_ended(holder),
+            is_own,
+            is_released: pending.had_since(holder, sent),
+            is_undone: is_own && pending.has_ended(holder),
             has_unanswered: pending.has_unanswered(name),
         }
     }
 
-    /// Returns whether a command of this client had this id, which became no lease.
-    pub(super) fn is_own_attempt(&self, id: &[u8]) -> bool {
-        self.shared.numbers.own_id(id).is_some_and(|id| {
-            self.shared.request_of(&id).is_some() || self.shared.pending.lock().has_had(&id)
-        })
+    /// Returns the id if it may be one of this client, and whether an attempt of it that has ended,
+    /// or has a place, had that.
+    pub(super) fn own_attempt(&self, id: &[u8]) -> Option<(HolderId, bool)> {
+        let id = self.shared.numbers.own_id(id)?;
+        let is_known =
+            self.shared.request_of(&id).is_some() || self.shared.pending.lock().has_had(&id);
+        Some((id, is_known))
     }
 
     /// Runs `act` on the pending releases; puts what is due then into the schedule, under their

@@ -1,19 +1,26 @@
-//! The due work of an entry: the commands that the engine sends for its requests.
+//! The due work of a line: the commands that the engine sends for its requests.
 
 use std::sync::Arc;
 
 use crate::clock::Instant;
 use crate::kernel::command::{Command, Listens, What};
 use crate::kernel::event::{Event, Own};
+use crate::kernel::lease::GRACE;
 use crate::kernel::line::Line;
 use crate::kernel::purpose::Purpose;
 use crate::kernel::request::{RequestNo, RequestState, Sender, Serves};
 use crate::kernel::requests::Receiver;
 use crate::kernel::steps::decided;
+use crate::kernel::undo::Proof;
 use crate::kernel::waiter::{Outcome, Wait, WaiterNo};
 use crate::mutant::{Mutant, is_on};
 use crate::name::Name;
 use crate::wait_policy::WaitPolicy;
+
+/// After how many command timeouts the engine ends the command of a thread that stands still: while
+/// nobody is answered, and while others are.
+const READS_WITHIN: u32 = 1;
+const READS_LATE_WITHIN: u32 = 3;
 
 impl Line {
     /// Returns the commands that are due. Afterwards the next ones are due later than now.
@@ -141,7 +148,7 @@ impl Line {
 
     /// Sends the acquiring commands that are due.
     fn ask(&mut self, out: &mut Vec<(Command, Purpose)>, ev: &mut Event<'_>) {
-        for n in self.requests.to_ask(ev.now).into_iter().rev() {
+        for n in self.requests.to_ask(ev.now) {
             let Some(request) = self.requests.get(n) else {
                 continue;
             };
@@ -247,5 +254,71 @@ impl Line {
             self.touch(at, at);
         }
         self.touch_silence(ev);
+    }
+}
+
+/// The callers whose threads stand still.
+impl Line {
+    /// Returns the requests whose callers stand still. Those for the line keep others waiting; one
+    /// that asks for itself may only be late to read its reply, if others are answered.
+    fn overdue(&self, ev: &Event<'_>) -> Vec<RequestNo> {
+        let [soon, late] = [READS_WITHIN, READS_LATE_WITHIN].map(|times| {
+            let timeout = ev.limits.command_timeout.saturating_mul(times);
+            (ev.now >= Instant::START.after(timeout).after(GRACE))
+                .then(|| ev.now.before(timeout).before(GRACE))
+        });
+        let mut overdue = Vec::new();
+        if let Some(soon) = soon {
+            overdue.extend(self.requests.of_callers(true, [Instant::START, soon]));
+            let from = if is_on(Mutant::LateReaderIsOverdue) {
+                Instant::START
+            } else {
+                self.last.heard()
+            };
+            overdue.extend(self.requests.of_callers(false, [from, soon]));
+        }
+        if let Some(late) = late {
+            overdue.extend(self.requests.of_callers(false, [Instant::START, late]));
+        }
+        overdue.sort_unstable();
+        overdue.dedup();
+        overdue
+    }
+
+    /// Returns when the first of them is overdue, as far as is known.
+    pub(super) fn first_overdue_at(&self, ev: &Event<'_>) -> Instant {
+        let timeout = ev.limits.command_timeout;
+        let at = |sent: Option<Instant>, times| {
+            let after = timeout.saturating_mul(times);
+            sent.map_or(Instant::NEVER, |sent| sent.after(after).after(GRACE))
+        };
+        let requests = &self.requests;
+        let of_line = requests.first_of_callers(true, Instant::START);
+        let own = requests.first_of_callers(false, Instant::START);
+        let unheard = requests.first_of_callers(false, self.last.heard());
+        let of_all = [
+            at(of_line, READS_WITHIN),
+            at(unheard, READS_WITHIN),
+            at(own, READS_LATE_WITHIN),
+        ];
+        of_all.into_iter().fold(Instant::NEVER, Instant::min)
+    }
+
+    /// The engine ends the commands of callers whose threads stand still.
+    pub(super) fn end_overdue(&mut self, ev: &mut Event<'_>) {
+        if is_on(Mutant::StoppedCallerBlocks) {
+            return;
+        }
+        for n in self.overdue(ev).into_iter().rev() {
+            let Some(flight) = self.requests.change(n).flight.take() else {
+                continue;
+            };
+            if let RequestState::Sent = self.requests[n].state {
+                ev.undo(&self.requests[n], &flight.id, Proof::KeySeen);
+                self.last.overdue(flight.sent);
+                self.due_after_failure(n, ev);
+            }
+            self.retire(n, ev);
+        }
     }
 }

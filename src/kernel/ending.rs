@@ -5,8 +5,9 @@
 //!      │ ├──it must be renewed for that──▶ RenewFirst ──once──▶ begin_unlock
 //!      │ ├──nobody wants the name, and the lease may linger──▶ Lingers
 //!      │ └──it was lost──▶ AlreadyLost
-//!      └──▶ Send ──unlocked: the reply, or none──▶ Released, Lost, or a pending release
-//!             └──its thread stands still: the engine ends it
+//!      ├──▶ Send ──unlocked: the reply, or none──▶ Released, Lost, or a pending release
+//!      │      └──its thread stands still: the engine ends it
+//!      └──the engine sends the release──▶ Wait ──its end──▶ the same
 //! ```
 
 use std::sync::Arc;
@@ -77,7 +78,7 @@ impl LockEntry {
         let next = lease.pass_to(token, &terms, has_renewed, cx.now, cx.fx)?;
         #[cfg(sim)]
         cx.fx.began.push((lease.clone(), next));
-        self.line(cx, |line, ev| line.handed_off(no, (lease, next), ev));
+        self.at_line(cx, |line, ev| line.handed_off(no, (lease, next), ev));
         Ok(())
     }
 
@@ -85,11 +86,13 @@ impl LockEntry {
     fn end_holding(
         &mut self,
         lease: &Arc<HeldLease>,
-        wanted: (FencingToken, bool),
+        (token, may_linger): (FencingToken, bool),
         cx: &mut Context<'_>,
     ) -> Unlock {
         let by_engine = cx.shared.limits.engine_sends;
-        let (end, dropped) = cx.change(lease, |it, now| it.end(&lease.run, wanted, by_engine, now));
+        let (end, dropped) = cx.change(lease, |it, now| {
+            it.end(&lease.run, (token, may_linger), by_engine, now)
+        });
         cx.drop_operations(dropped);
         match end {
             HoldingEnd::Lingers(lasts, before) => {
@@ -215,7 +218,7 @@ impl LockEntry {
         if is_downgrade && let Some(n) = self.holding.position(&lease.id) {
             self.holding.held[n].is_shared = true;
             // Calls that waited for the end of the writer can have a place now.
-            self.line(cx, |line, ev| line.serve(ev.now, ev));
+            self.at_line(cx, |line, ev| line.serve(ev.now, ev));
         }
         Some(cell)
     }
@@ -257,12 +260,12 @@ impl LockEntry {
         }
         self.end_watches(&Failure::Restart, cx);
         if !is_on(Mutant::NobodyAsksAfterTheEnd) {
-            self.line(cx, |line, ev| line.lease_ended(at, ev));
+            self.at_line(cx, |line, ev| line.ask_from(at, ev));
         }
         true
     }
 
-    /// Gives up a lease that was given to a call which did not take it in time.
+    /// Gives up a lease that nobody takes or needs any more: the engine releases it.
     pub(super) fn give_up(
         &mut self,
         lease: &Arc<HeldLease>,

@@ -89,7 +89,7 @@ impl Turn<'_> {
     }
 
     /// Applies the end of a renewal, a change of ttl or a downgrade.
-    fn lease_ended(&mut self, work: LeaseWork, end: Result<Answer, Fault>, sent: Instant) {
+    fn work_ended(&mut self, work: LeaseWork, end: Result<Answer, Fault>, sent: Instant) {
         let (kernel, now) = (self.kernel, self.now);
         let lease = &work.lease;
         let limits = &kernel.shared.limits;
@@ -195,12 +195,11 @@ impl Engine {
     pub(crate) fn may_resend(&self, kernel: &Kernel, ticket: Ticket, now: Instant) -> bool {
         match self.in_flight.get(&ticket) {
             Some(Purpose::Ask(asked)) => {
-                let (name, no) = (asked.lock.key(0).name, asked.no);
-                let mut fx = Effects::default();
-                let serves = kernel.with_existing(name, now, &mut fx, |entry, _| {
-                    Some(entry.line.requests.get(no)?.serves != Serves::Nobody)
-                });
-                serves.flatten().unwrap_or(false)
+                let name = asked.lock.key(0).name;
+                let shard = kernel.shard(name).lock();
+                let entry = shard.get(name);
+                let request = entry.and_then(|entry| entry.line.requests.get(asked.no));
+                request.is_some_and(|request| request.serves != Serves::Nobody)
             }
             Some(Purpose::Lease(work)) => work.lease.remaining(now).is_some(),
             Some(Purpose::Renewals(works)) => {
@@ -268,7 +267,7 @@ impl Engine {
                     entry.confirmed((no, &id), &terms, (end, sent), cx);
                 });
             }
-            Purpose::Lease(work) => turn.lease_ended(work, end, sent),
+            Purpose::Lease(work) => turn.work_ended(work, end, sent),
             Purpose::Renewals(works) => self.renewed(works, end, sent, turn),
             Purpose::Release(lease, cell) => {
                 kernel.release_ended(lease, &cell, end, [sent, now], turn.fx);
@@ -296,12 +295,12 @@ impl Engine {
     ) {
         for end in renewed(works, end) {
             match end {
-                Renewed::Ended(work, end) => turn.lease_ended(work, end, sent),
+                Renewed::Ended(work, end) => turn.work_ended(work, end, sent),
                 Renewed::Alone(work, fault) => match work.renewal() {
                     Some(command) if work.lease.remaining(turn.now).is_some() => {
                         self.send(command, Purpose::Lease(work), turn);
                     }
-                    _ => turn.lease_ended(work, Err(fault), sent),
+                    _ => turn.work_ended(work, Err(fault), sent),
                 },
             }
         }

@@ -2,9 +2,6 @@
 //! `due`.
 //!
 //! ```text
-//! a call ──nobody holds, waits or asks──▶ its own thread asks ──refused──▶ parks at the front
-//!    └──otherwise──▶ parks at the end of the line
-//!
 //! program: a call begins, goes on, leaves ─────────────┐ the leases (holding.rs) or the line
 //! ended:   the end of a command ───────────────────────┤ (line.rs) change, and say what has
 //! heard:   a grant, a release, a subscription, a move ─┤ happened; then the entry is re-armed
@@ -25,7 +22,7 @@ use crate::kernel::answers::{End, Ended, ForCaller, Win, undo_of};
 use crate::kernel::call::{Call, CallState, Step};
 use crate::kernel::command::Command;
 use crate::kernel::context::Context;
-use crate::kernel::event::{Event, IdEnd, Known};
+use crate::kernel::event::{Event, IdFate, Known};
 use crate::kernel::failure::{Failure, Refused};
 use crate::kernel::fault::Fault;
 use crate::kernel::held::HeldLease;
@@ -91,7 +88,7 @@ impl LockEntry {
     }
 
     /// Runs `act` on the line, and does what has become of ids.
-    pub(super) fn line<T>(
+    pub(super) fn at_line<T>(
         &mut self,
         cx: &mut Context<'_>,
         act: impl FnOnce(&mut Line, &mut Event<'_>) -> T,
@@ -107,7 +104,7 @@ impl LockEntry {
         };
         let result = act(&mut self.line, &mut ev);
         for end in ev.ids {
-            if let IdEnd::Undone { id, .. } = &end {
+            if let IdFate::ToUndo { id, .. } = &end {
                 assert!(!self.holding.holds(id), "a lease is never undone");
             }
             cx.settle(&self.name, end);
@@ -134,7 +131,9 @@ impl LockEntry {
         line.is_waited_for(now).then(|| line.last_holder(now))
     }
 
-    /// Re-arms the entry after a change. Returns true if nothing is left in it.
+    /// Re-arms the entry after an event: ends a lease that lingers if somebody wants the name,
+    /// begins to listen to its messages if a call needs them, and schedules when the engine looks.
+    /// Returns true if nothing is left in it.
     pub(super) fn rearm(&mut self, cx: &mut Context<'_>) -> bool {
         // Only a call that has not begun to ask takes a lease that lingers.
         if self.is_wanted() {
@@ -220,7 +219,7 @@ impl LockEntry {
             return call.holds(lease, token, cx.now);
         }
         let is_excluded = call.wants.wait == Wait::Once && self.is_excluded(call, cx);
-        self.line(cx, |line, ev| call.ask(is_excluded, line, ev))
+        self.at_line(cx, |line, ev| call.ask(is_excluded, line, ev))
     }
 
     /// Returns whether a lease of this client makes Redis refuse the lock of a call.
@@ -251,7 +250,7 @@ impl LockEntry {
             ForCaller::GoesOn | ForCaller::Refused(None) => {}
         }
         let facts = (was_refused, self.is_excluded(call, cx));
-        self.line(cx, |line, ev| call.go_on(asked, facts, line, ev))
+        self.at_line(cx, |line, ev| call.go_on(asked, facts, line, ev))
     }
 
     /// A call takes what it was given. If the lease was lost before its thread ran, it waits again.
@@ -264,12 +263,12 @@ impl LockEntry {
         }
         self.give_up(&lease, token, cx);
         let is_excluded = self.is_excluded(call, cx);
-        self.line(cx, |line, ev| call.wait_again(is_excluded, line, ev))
+        self.at_line(cx, |line, ev| call.wait_again(is_excluded, line, ev))
     }
 
     /// The thread of a call has not sent its command, and does not send it any more.
     pub(super) fn not_sent(&mut self, asked: &Asked, cx: &mut Context<'_>) {
-        cx.settle(&self.name, IdEnd::Nothing(asked.id.clone()));
+        cx.settle(&self.name, IdFate::Nothing(asked.id.clone()));
         self.line.not_sent(asked);
     }
 
@@ -284,7 +283,7 @@ impl LockEntry {
             return self.take(call, outcome, cx);
         }
         let is_excluded = self.is_excluded(call, cx);
-        self.line(cx, |line, ev| {
+        self.at_line(cx, |line, ev| {
             line.leave(call.no, ev);
             let span = [call.start, call.wants.deadline];
             call.over(line.at_deadline(is_excluded, span))
@@ -308,7 +307,7 @@ impl LockEntry {
                     cell.outcome.lock().take()
                 };
                 let Some(outcome) = outcome else {
-                    self.line(cx, |line, ev| line.leave(call.no, ev));
+                    self.at_line(cx, |line, ev| line.leave(call.no, ev));
                     return Outcome::Failed(failure);
                 };
                 if let Outcome::Lease(lease, token) = &outcome {
@@ -324,7 +323,7 @@ impl LockEntry {
                 // Its thread has left in the middle of its command, by a panic.
                 let end = Err(Fault::Unknown(Cause::text("the call has ended")));
                 let answer = self.ended(&asked, end, cx.now, None, cx);
-                self.line(cx, |line, ev| line.retire_of(call.no, ev));
+                self.at_line(cx, |line, ev| line.retire_of(call.no, ev));
                 match answer {
                     // The grant message was faster.
                     ForCaller::Over(outcome @ Outcome::Lease(..))
@@ -341,13 +340,12 @@ impl LockEntry {
 
     /// The client is closed: ends all calls and leases.
     pub(super) fn close(&mut self, cx: &mut Context<'_>) {
-        self.line(cx, Line::close_calls);
+        self.at_line(cx, Line::close_calls);
         self.end_watches(&Failure::Closed, cx);
         if !is_on(Mutant::ClosedKeepsPlaces) {
-            self.line(cx, Line::close_requests);
+            self.at_line(cx, Line::close_requests);
         }
-        for held in self.holding.held.take() {
-            let lease = held.lease;
+        for lease in self.holding.take_all() {
             cx.change(&lease, |it, now| it.lease.lose(Lost::ShutDown, now));
             if lease.status(cx.now, cx.fx) == LeaseStatus::Lost(Lost::ShutDown) {
                 self.release_later(&lease, Counts::AtShutdown, cx);
@@ -359,7 +357,8 @@ impl LockEntry {
 
 /// `ended`: the end of a command.
 impl LockEntry {
-    /// The end of an acquiring command, whoever sent it. `taker` is the call whose thread reads it.
+    /// The end of an acquiring command, whoever sent it. `taker` is the call whose thread reads it:
+    /// the outcome is for that.
     pub(super) fn ended(
         &mut self,
         asked: &Asked,
@@ -379,7 +378,7 @@ impl LockEntry {
             known,
             is_held: self.holding.holds(&asked.id),
         };
-        match self.line(cx, |line, ev| line.answered(asked, it, ev)) {
+        match self.at_line(cx, |line, ev| line.answered(asked, it, ev)) {
             Ended::ForCaller(for_caller) => for_caller,
             Ended::Won(win) => self.won(win, cx),
         }
@@ -399,11 +398,11 @@ impl LockEntry {
         };
         let refreshed =
             |line: &mut Line, ev: &mut Event<'_>| line.refreshed(of, end, (sent, known), ev);
-        let Some((found, by)) = self.line(cx, refreshed) else {
+        let Some((found, by)) = self.at_line(cx, refreshed) else {
             return;
         };
         for (place, found) in of.iter().zip(found) {
-            let win = self.line(cx, |line, ev| {
+            let win = self.at_line(cx, |line, ev| {
                 line.place_found(place, found, (sent, &by), ev)
             });
             if let Some(win) = win {
@@ -422,20 +421,19 @@ impl LockEntry {
     ) {
         let confirmed =
             |line: &mut Line, ev: &mut Event<'_>| line.confirmed(of, terms, end, sent, ev);
-        if let Some(win) = self.line(cx, confirmed) {
+        if let Some(win) = self.at_line(cx, confirmed) {
             self.won(win, cx);
         }
     }
 
     /// An undo has removed something: the lock may be free.
     pub(super) fn undone(&mut self, cx: &mut Context<'_>) {
-        self.line(cx, Line::undone);
+        self.at_line(cx, Line::undone);
     }
 
     /// A lease begins. This client's other leases that exclude it are lost.
     fn won(&mut self, win: Win<'_>, cx: &mut Context<'_>) -> ForCaller {
         let mut grant = win.grant;
-        cx.settle(&self.name, IdEnd::Nothing(grant.id.clone()));
         // The machine may have stood still since the command was sent.
         let ahead = cx.shared.wall_clock.noticed(grant.lease.confirmed_at());
         if !ahead.is_zero() {
@@ -456,9 +454,9 @@ impl LockEntry {
         cx.rearm(&lease);
         if !is_on(Mutant::EvictionMakesNobodyAsk) {
             // The line may have waited for the end of an evicted lease.
-            self.line(cx, |line, ev| line.serve(ev.now, ev));
+            self.at_line(cx, |line, ev| line.serve(ev.now, ev));
         }
-        self.line(cx, |line, ev| {
+        self.at_line(cx, |line, ev| {
             line.won(win.request, win.receiver, &lease, ev)
         });
         match win.receiver {
@@ -480,7 +478,7 @@ impl LockEntry {
     ) {
         let granted =
             |line: &mut Line, ev: &mut Event<'_>| line.granted_by_message(no, id, tokens, ev);
-        if let Some(win) = self.line(cx, granted) {
+        if let Some(win) = self.at_line(cx, granted) {
             self.won(win, cx);
         }
     }
@@ -495,7 +493,7 @@ impl LockEntry {
             let first = next.first.as_ref().and_then(|id| cx.shared.request_of(id));
             let first = first.map(|(_, no)| no);
             let chance = random::chance();
-            self.line(cx, |line, ev| {
+            self.at_line(cx, |line, ev| {
                 line.announced_plain(&next, first, chance, ev)
             });
             if !is_on(Mutant::WatchesAreNotEnded) {
@@ -510,10 +508,12 @@ impl LockEntry {
         // The end of a lease of this client makes its line ask: the message is for others.
         let is_own = self.holding.find(payload).is_some() || self.holding.was_released(payload);
         // The end of an attempt of this client says nothing of other holders.
-        let is_of_lease = !is_own && !cx.is_own_attempt(payload);
-        self.line(cx, |line, ev| line.released(is_of_lease, ev));
+        let attempt = cx.own_attempt(payload).filter(|_| !is_own);
+        let is_attempt = attempt.is_some_and(|(id, is_known)| is_known || self.line.asks_as(&id));
+        let is_of_lease = !is_own && !is_attempt;
+        self.at_line(cx, |line, ev| line.released(is_of_lease, ev));
         if is_own {
-            self.line(cx, Line::look_beside);
+            self.at_line(cx, Line::look_beside);
         } else {
             self.look(cx);
         }
@@ -536,7 +536,7 @@ impl LockEntry {
         if !is_on(Mutant::WatchesAreNotEnded) {
             self.end_watches(&Failure::Restart, cx);
         }
-        self.line(cx, Line::look);
+        self.at_line(cx, Line::look);
     }
 
     /// Messages of the name have arrived since then: earlier ones may have been missed.
@@ -581,7 +581,7 @@ impl LockEntry {
             self.end_linger(cx);
         }
         let (name, linger_ends) = (self.name.clone(), self.holding.linger_ends());
-        self.line(cx, |line, ev| line.due(&name, linger_ends, ev))
+        self.at_line(cx, |line, ev| line.due(&name, linger_ends, ev))
     }
 
     /// Nobody takes the lease that lingers: the engine releases it.

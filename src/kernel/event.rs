@@ -53,8 +53,8 @@ pub(crate) struct Own {
 /// which nobody here owns.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Known {
-    /// The request that uses the id.
-    pub(super) request: Option<RequestNo>,
+    /// Its id may be one of this client.
+    pub(super) is_own: bool,
     /// Its release is pending, or has ended since the command was sent.
     pub(super) is_released: bool,
     /// Its release has ended.
@@ -65,18 +65,18 @@ pub(super) struct Known {
 
 /// What becomes of the id of an acquiring command.
 #[derive(Debug)]
-pub(super) enum IdEnd {
-    /// A request uses it from now on.
-    Used(HolderId, RequestNo),
+pub(super) enum IdFate {
+    /// A grant message can name it from now on, for this request.
+    InUse(HolderId, RequestNo),
     /// It holds nothing.
     Nothing(HolderId),
     /// It took nothing, as far as is known. What answers the engine's commands may still give
     /// something back that it had taken: it refuses nobody.
-    Attempt(HolderId),
+    NothingKnown(HolderId),
     /// Its command serves nobody any more, and is under way.
-    Left(HolderId),
+    Abandoned(HolderId),
     /// It may hold something, for this ttl at most, and has to be released.
-    Undone {
+    ToUndo {
         lock: Arc<dyn Primitive>,
         id: HolderId,
         ttl: Duration,
@@ -94,7 +94,7 @@ pub(super) struct Event<'a> {
     pub(super) own: Own,
     pub(super) fx: &'a mut Effects,
     /// What has become of ids in this event.
-    pub(super) ids: Vec<IdEnd>,
+    pub(super) ids: Vec<IdFate>,
 }
 
 impl Numbers {
@@ -131,18 +131,18 @@ impl Own {
 impl Event<'_> {
     /// The id holds nothing.
     pub(super) fn forget(&mut self, id: &HolderId) {
-        self.ids.push(IdEnd::Nothing(id.clone()));
+        self.ids.push(IdFate::Nothing(id.clone()));
     }
 
     /// The id took nothing, as far as is known.
     pub(super) fn forget_attempt(&mut self, id: &HolderId) {
-        self.ids.push(IdEnd::Attempt(id.clone()));
+        self.ids.push(IdFate::NothingKnown(id.clone()));
     }
 
     /// What a request may have taken under this id is released.
     pub(super) fn undo(&mut self, request: &Request, id: &HolderId, ends_by: Proof) {
         let is_place = matches!(request.state, RequestState::Queued(_));
-        self.ids.push(IdEnd::Undone {
+        self.ids.push(IdFate::ToUndo {
             lock: Arc::clone(&request.lock),
             id: id.clone(),
             ttl: request.key_may_get(),

@@ -99,6 +99,12 @@ impl Holding {
         self.held.remove(n).lease
     }
 
+    pub(super) fn take_all(&mut self) -> Vec<Arc<HeldLease>> {
+        self.lingers_until = None;
+        let held = self.held.take().into_iter();
+        held.map(|held| held.lease).collect()
+    }
+
     /// Returns a lease that Redis never grants together with a new one, `is_shared` or not: it is
     /// lost, or its release has no recorded outcome yet.
     pub(super) fn evicted_by(&self, is_shared: bool) -> Option<usize> {

@@ -41,7 +41,7 @@ pub(crate) enum WorkKind {
     SetTtl(Duration, BeforeSetTtl),
 }
 
-/// How a holding ends.
+/// The next step of a holder's thread at the end of its holding.
 #[derive(Debug)]
 pub(crate) enum Unlock {
     HandedOff,

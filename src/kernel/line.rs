@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::Instant;
+use crate::holder_id::HolderId;
 use crate::kernel::event::{Event, Own};
 use crate::kernel::failure::{Failure, Refused};
 use crate::kernel::held::HeldLease;
@@ -74,6 +75,12 @@ impl Line {
     /// Returns whether it asks, waits, or has what it waits for.
     pub(super) fn is_busy(&self, own: Own) -> bool {
         self.waiters.in_line() > 0 || own.line_waits || self.line_request().is_some()
+    }
+
+    /// Returns whether a command was sent under this id, and has no reply yet.
+    pub(super) fn asks_as(&self, id: &HolderId) -> bool {
+        let mut sent = self.requests.sent();
+        sent.any(|n| self.requests[n].id() == Some(id))
     }
 
     /// Returns whether a call waits or asks.
@@ -225,7 +232,7 @@ impl Line {
     }
 
     /// A lease of this client has left: somebody must ask at that instant.
-    pub(super) fn lease_ended(&mut self, when: Instant, ev: &mut Event<'_>) {
+    pub(super) fn ask_from(&mut self, when: Instant, ev: &mut Event<'_>) {
         self.serve(when, ev);
         let stays_later = is_on(Mutant::LaterAttemptStaysLater);
         for n in self.requests.serving(&[Serves::Line]) {

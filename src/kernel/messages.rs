@@ -1,4 +1,4 @@
-//! What the subscriber and the router tell: grants, releases, lost and new connections.
+//! What the subscriber tells: grants, releases, lost and new connections.
 
 use std::sync::Arc;
 
@@ -6,6 +6,7 @@ use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::kernel::Kernel;
 use crate::kernel::effects::Effects;
+#[cfg(feature = "testing")]
 use crate::kernel::request::RequestState;
 use crate::kernel::steps::decided;
 use crate::mutant::{Mutant, is_on};
@@ -99,7 +100,6 @@ impl Kernel {
     }
 }
 
-/// For tests that move clocks or take locks away.
 impl Kernel {
     /// All parked calls read the clock: the machine was suspended, which their sleeps do not count.
     pub(crate) fn wake_parked(&self, now: Instant, fx: &mut Effects) {
@@ -114,6 +114,7 @@ impl Kernel {
     }
 }
 
+/// For tests that move clocks or take locks away.
 #[cfg(feature = "testing")]
 impl Kernel {
     /// All parked calls try again.

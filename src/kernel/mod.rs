@@ -1,16 +1,15 @@
 //! The kernel: all decisions about locks, leases and waiting calls, without I/O, clock or threads.
 //!
-//! A waiting call is an entry in a list. Each method takes the time, changes the state under its
-//! locks, and returns [`Effects`], which its caller carries out after the last unlock. Locks are
-//! taken in the order shard of the table, lease, pending releases, schedule, and never two of one
-//! rank.
+//! Each method takes the time, changes the state under its locks, and returns [`Effects`], which
+//! its caller carries out after the last unlock. `docs/kernel.md` has the order of the locks.
 //!
 //! ```text
-//! a call's thread ─▶ Call ──────▶ LockEntry ◀── messages ── the subscriber
-//!                                   │  ▲
-//!                   HeldLease ◀─────┤  └── answers, due work ── Engine ◀── the engine thread
-//!                   PendingReleases ◀                             │
-//!                   Schedule ◀────────────────────────────────────┘
+//! a call's thread ─▶ Call ─┐  ┌── messages ── the subscriber
+//! a holder's ──────────────┤  │  ┌── ends, due work ── Engine ◀── the engine thread
+//!                          ▼  ▼  ▼
+//!                          LockEntry ─▶ Line: who waits and asks   Holding: the leases
+//!                              │
+//!                              └─▶ Context ─▶ HeldLease, PendingReleases, Schedule
 //! ```
 
 pub(crate) mod answers;

@@ -45,7 +45,8 @@ pub(crate) struct PendingReleases {
     pub(crate) awaits_open: bool,
     /// The ids of releases that have ended without an answer, if somebody waits for them.
     unheard: Option<Vec<HolderId>>,
-    has_ended: bool,
+    /// The engine has ended: nobody sends releases any more.
+    nobody_sends: bool,
     /// When the client last learnt that another server is the master.
     moved_at: Option<Instant>,
     pub(crate) ended: Ended,
@@ -377,16 +378,16 @@ impl PendingReleases {
 
     /// Nobody sends releases from now on, unless one is due. Returns whether that is so.
     pub(super) fn end(&mut self, now: Instant) -> bool {
-        self.has_ended |= self.is_idle(now);
-        self.has_ended
+        self.nobody_sends |= self.is_idle(now);
+        self.nobody_sends
     }
 
     pub(super) fn end_now(&mut self) {
-        self.has_ended = true;
+        self.nobody_sends = true;
     }
 
     pub(super) fn is_unsent(&self) -> bool {
-        self.has_ended
+        self.nobody_sends
     }
 
     /// Removes the releases whose time is over. One is sent once more if the engine stood still: a

@@ -1,4 +1,4 @@
-//! The places of an entry's requests in the queue in Redis: when they are refreshed, what a refresh
+//! The places of a line's requests in the queue in Redis: when they are refreshed, what a refresh
 //! finds, and how a grant becomes a lease.
 
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::config::LeaseTerms;
 use crate::holder_id::HolderId;
 use crate::kernel::answers::{Win, fits, too_short, untaken};
 use crate::kernel::command::Listens;
-use crate::kernel::event::{Event, Known};
+use crate::kernel::event::{Event, IdFate, Known};
 use crate::kernel::failure::{Failure, Refused};
 use crate::kernel::fault::{Fault, unexpected};
 use crate::kernel::held::Grant;
@@ -158,21 +158,6 @@ impl Line {
         }
     }
 
-    /// Returns when a wake-up that came while a command was under way makes the next one due.
-    pub(super) fn take_again(&mut self, n: RequestNo) -> Instant {
-        let again = std::mem::replace(&mut self.requests.change(n).again, Instant::NEVER);
-        if is_on(Mutant::WakeUpIsForgotten) {
-            Instant::NEVER
-        } else {
-            again
-        }
-    }
-
-    pub(super) fn set_due(&mut self, n: RequestNo, at: Instant) {
-        self.requests.change(n).state = RequestState::Due(at);
-        self.touch(at, at);
-    }
-
     /// A grant to a place, or one that is too old: a renewal must confirm it.
     pub(super) fn confirm_first(
         &mut self,
@@ -183,6 +168,7 @@ impl Line {
         ev: &mut Event<'_>,
     ) {
         let longest = self.requests[n].key_may_get();
+        ev.ids.push(IdFate::InUse(id.clone(), n));
         self.requests.change(n).state = RequestState::Confirming(Confirming {
             id: id.clone(),
             tokens,
@@ -278,6 +264,7 @@ impl Line {
         };
         let receiver = self.receiver(&self.requests[n]);
         self.count_wake(n, receiver, ev);
+        ev.forget(id);
         Win {
             lock: Arc::clone(&self.requests[n].lock),
             grant,
@@ -308,16 +295,12 @@ impl Line {
         let waits = found
             .iter()
             .any(|place| matches!(place, Refreshed::Waiting(_)));
-        let counts = is_on(Mutant::OwnIdRefusesPlaces);
-        let mut refused = None;
-        if waits && !counts && self.is_of_nobody(&by, known, false) {
-        } else if waits {
-            refused = Some({
-                let by = self.last.with_age(Arc::new(by), ev.now);
-                self.last.refused(sent, ev.now, by)
-            });
+        let counts = !self.is_of_nobody(&by, known, false) || is_on(Mutant::OwnIdRefusesPlaces);
+        let refused = (waits && counts).then(|| {
+            let by = self.last.with_age(Arc::new(by), ev.now);
             self.note_contended(ev.now);
-        }
+            self.last.refused(sent, ev.now, by)
+        });
         Some((found, refused))
     }
 

@@ -1,5 +1,5 @@
-//! A refusal ends its request, and may delay or end the calls that the request serves. So does a
-//! reply that grants nothing and names no holder.
+//! A refusal, and a reply that grants nothing and names no holder: when the request asks again, and
+//! which calls that delays or ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -138,10 +138,16 @@ impl Line {
                 id == Some(&by.holder)
                     && (request.serves == Serves::Nobody || is_for_deadline && is_unanswered)
             };
-            // The index has no ids of those that have won.
-            let mut ids = self.requests.won().into_iter().chain(known.request);
-            return known.is_released
-                || ids.any(|no| self.requests.get(no).is_some_and(is_abandoned));
+            if known.is_released || !known.is_own {
+                return known.is_released;
+            }
+            let mut may_be_its = self.requests.serving(&[Serves::Nobody]);
+            if is_for_deadline {
+                may_be_its.extend(self.requests.sent());
+            }
+            return may_be_its
+                .into_iter()
+                .any(|n| is_abandoned(&self.requests[n]));
         }
         known.has_unanswered || !self.requests.serving(&[Serves::Nobody]).is_empty()
     }
@@ -229,7 +235,6 @@ impl Line {
     }
 }
 
-/// Nothing was taken, and nobody is known to have the lock.
 impl Line {
     /// Nothing was taken, and nobody is known to have the lock: the next command comes after the
     /// pause.

@@ -1,4 +1,4 @@
-//! The requests of an entry: by number, by whom they serve, and by when the engine must look.
+//! The requests of a line: by number, by whom they serve, and by when the engine must look.
 
 use std::ops::{Index, RangeInclusive};
 use std::time::Duration;
@@ -34,8 +34,6 @@ pub(super) enum Key {
     Refresh(RefreshGroup),
     /// Its next command is due, and the end of an undo makes that sooner.
     Retry,
-    /// It was granted the lock, which its call has got.
-    Won,
 }
 
 impl Key {
@@ -48,7 +46,7 @@ impl Key {
             | Self::Sent(at)
             | Self::Known(at)
             | Self::OfCaller(_, at) => Some(at),
-            Self::Serves(_) | Self::Queued | Self::Refresh(_) | Self::Retry | Self::Won => None,
+            Self::Serves(_) | Self::Queued | Self::Refresh(_) | Self::Retry => None,
         }
     }
 }
@@ -93,7 +91,6 @@ impl Keyed for Request {
             RequestState::Confirming(grant) if !grant.renewing => {
                 (act, latest) = (grant.retry_at, grant.retry_at);
             }
-            RequestState::Won(_) if self.serves == Serves::Nobody => found(Key::Won),
             RequestState::Confirming(_) | RequestState::Won(_) => {}
         }
         if act < Instant::NEVER {
@@ -183,9 +180,9 @@ impl Requests {
         self.under(Key::Retry..=Key::Retry).collect()
     }
 
-    /// Returns the requests that serve nobody, and have won.
-    pub(super) fn won(&self) -> Vec<RequestNo> {
-        self.under(Key::Won..=Key::Won).collect()
+    /// Returns the requests whose commands were sent, and have no reply yet.
+    pub(super) fn sent(&self) -> impl Iterator<Item = RequestNo> {
+        self.under(Key::Sent(Instant::START)..=Key::Sent(Instant::NEVER))
     }
 
     // ------------------------------------------------------------------ by instant

@@ -1,11 +1,11 @@
-//! An entry's requests: the receiver of each grant, how they are sent, when they end.
+//! The requests of a line: the receiver of each grant, how they are sent, when they end.
 
 use std::sync::Arc;
 
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
 use crate::kernel::command::{Attempt, Command, Listens, What};
-use crate::kernel::event::{Event, IdEnd};
+use crate::kernel::event::{Event, IdFate};
 use crate::kernel::lease::GRACE;
 use crate::kernel::line::Line;
 use crate::kernel::request::{Asked, Flight, Request, RequestNo, RequestState, Sender, Serves};
@@ -58,7 +58,7 @@ impl Line {
         }
     }
 
-    /// Adds a request, and returns its index. The thread of its call sends it at once, or
+    /// Adds a request, and returns its number. The thread of its call sends it at once, or
     /// [`set_due`](Self::set_due) says when the engine sends it.
     pub(super) fn request(
         &mut self,
@@ -98,7 +98,10 @@ impl Line {
         }
         let request = &self.requests[n];
         ev.fx.attempts += 1;
-        ev.ids.push(IdEnd::Used(flight.id.clone(), request.no));
+        if attempt.enters() {
+            // A grant message can name it.
+            ev.ids.push(IdFate::InUse(flight.id.clone(), request.no));
+        }
         let mut request = self.requests.change(n);
         let asked = Asked {
             lock: Arc::clone(&request.lock),
@@ -171,6 +174,22 @@ impl Line {
         }
     }
 
+    /// Returns when a wake-up that came while a command was under way makes the next one due.
+    pub(super) fn take_again(&mut self, n: RequestNo) -> Instant {
+        let again = std::mem::replace(&mut self.requests.change(n).again, Instant::NEVER);
+        if is_on(Mutant::WakeUpIsForgotten) {
+            Instant::NEVER
+        } else {
+            again
+        }
+    }
+
+    /// The next command of a request is due at `at`.
+    pub(super) fn set_due(&mut self, n: RequestNo, at: Instant) {
+        self.requests.change(n).state = RequestState::Due(at);
+        self.touch(at, at);
+    }
+
     /// Makes somebody ask for the line at `at`, if its calls wait for nothing else.
     pub(super) fn serve(&mut self, at: Instant, ev: &Event<'_>) {
         if ev.own.line_waits || self.line_request().is_some() {
@@ -215,7 +234,8 @@ impl Line {
         }
     }
 
-    /// A reply has refused the lock to the calls that a request serves.
+    /// A reply has refused the lock to the calls that a request serves: they have waited, and a
+    /// message has woken them in vain.
     pub(super) fn note_waited(&mut self, n: RequestNo, ev: &mut Event<'_>) {
         if std::mem::take(&mut self.requests.change(n).woken) {
             ev.fx.wakes += 1;
@@ -272,7 +292,7 @@ impl Line {
                 if request.serves != Serves::Nobody
                     && let Some(flight) = request.flight.as_ref().filter(|_| ev.limits.engine_sends)
                 {
-                    ev.ids.push(IdEnd::Left(flight.id.clone()));
+                    ev.ids.push(IdFate::Abandoned(flight.id.clone()));
                 }
                 self.requests.change(n).serves = Serves::Nobody;
             }
@@ -307,7 +327,7 @@ impl Line {
     }
 }
 
-/// Returns when the engine ends a command that a caller sent at `sent`.
+/// Returns when the engine first looks at a command that a caller sent at `sent`, to end it.
 pub(super) fn caller_overdue_at(sent: Instant, ev: &Event<'_>) -> Instant {
     sent.after(ev.limits.command_timeout).after(GRACE)
 }

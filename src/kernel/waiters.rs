@@ -1,4 +1,4 @@
-//! The parked calls of an entry: by number, in their order, and by instant.
+//! The parked calls of a line: by number, in their order, and by instant.
 //!
 //! Calls in the line share a request; each other one has its own.
 

@@ -176,14 +176,14 @@ impl Lease {
 impl Leases {
     pub(super) fn insert(&mut self, id: &HolderId, lease: Lease, now: Instant) {
         if self.leases.len() >= 2 * self.left.max(FEW) {
-            let is_late = |lease: &Lease| {
+            let is_kept = |lease: &Lease| {
                 if is_on(Mutant::LeaseIsForgottenEarly) {
                     lease.valid_until > now
                 } else {
                     lease.forget_at > now
                 }
             };
-            self.leases.retain(|_, lease| is_late(lease));
+            self.leases.retain(|_, lease| is_kept(lease));
             self.left = self.leases.len();
         }
         self.leases.insert(id.clone(), lease);

@@ -5,6 +5,7 @@ mod crowds;
 mod engine_sends;
 mod healing;
 mod members;
+mod names;
 mod releases;
 mod rounds;
 mod tries;

@@ -20,6 +20,7 @@ use crate::kernel::waiter::{Outcome, Wait};
 use crate::lost::Lost;
 use crate::protocol::answer::{Answer, Undone};
 use crate::protocol::cohort::CohortKeys;
+use crate::protocol::fair::FairMutexKeys;
 use crate::protocol::keys::{Keys, Layout};
 use crate::protocol::place::TokenBlock;
 use crate::protocol::primitive::Primitive;
@@ -58,7 +59,8 @@ fn locking_and_unlocking_in_a_loop_wakes_the_engine_once() {
 /// The reply to the engine's command comes after the grant message, and after the release.
 #[test]
 fn late_refusal_of_a_granted_command_undoes_nothing() {
-    let (kernel, lock) = (kernel(), mutex());
+    let keys = Keys::new("a".into(), "lock:", "lock_release:");
+    let (kernel, lock): (_, Arc<dyn Primitive>) = (kernel(), FairMutexKeys::of(keys));
     let mut engine = Engine::default();
     let mut fx = Effects::default();
     let mut waiting = call(&kernel, &lock, true, at(0));
