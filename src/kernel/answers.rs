@@ -9,7 +9,7 @@ use crate::config::LeaseTerms;
 use crate::error::Cause;
 use crate::holder_id::HolderId;
 use crate::kernel::command::{Command, What};
-use crate::kernel::event::{Event, IdFate, Known};
+use crate::kernel::event::{IdFate, KnownHolder, LineEvent};
 use crate::kernel::failure::Failure;
 use crate::kernel::fault::{Fault, unexpected};
 use crate::kernel::held::{Grant, HeldLease};
@@ -45,21 +45,21 @@ pub(super) enum ForCaller {
 }
 
 /// The end of an acquiring command, and what its entry knows with it.
-pub(super) struct End<'a> {
+pub(super) struct AcquireEnd<'a> {
     pub(super) end: Result<Answer, Fault>,
     /// When the command was sent.
     pub(super) sent: Instant,
     /// The call whose thread reads it.
     pub(super) taker: Option<Taker<'a>>,
     /// The holder that it names.
-    pub(super) known: Known,
+    pub(super) known: KnownHolder,
     /// The id of the command has a lease.
     pub(super) is_held: bool,
 }
 
 /// The meaning of a command's end.
 #[expect(clippy::large_enum_variant, reason = "it is moved once, at once")]
-pub(super) enum Ended<'a> {
+pub(super) enum Applied<'a> {
     ForCaller(ForCaller),
     Won(Win<'a>),
 }
@@ -73,7 +73,7 @@ pub(super) struct Win<'a> {
     pub(super) request: Option<RequestNo>,
 }
 
-impl From<ForCaller> for Ended<'_> {
+impl From<ForCaller> for Applied<'_> {
     fn from(of: ForCaller) -> Self {
         Self::ForCaller(of)
     }
@@ -90,9 +90,9 @@ impl Line {
     pub(super) fn answered<'t>(
         &mut self,
         asked: &Asked,
-        it: End<'t>,
-        ev: &mut Event<'_>,
-    ) -> Ended<'t> {
+        it: AcquireEnd<'t>,
+        ev: &mut LineEvent<'_>,
+    ) -> Applied<'t> {
         let found = self.requests.existing(asked.no).filter(|n| {
             let flight = self.requests[*n].flight.as_ref();
             flight.is_some_and(|flight| flight.id == asked.id)
@@ -160,7 +160,7 @@ impl Line {
 
     /// The request went on without this command, because the engine has ended it. Returns whether
     /// it is undone.
-    fn answered_late(&mut self, asked: &Asked, it: End<'_>, ev: &mut Event<'_>) -> bool {
+    fn answered_late(&mut self, asked: &Asked, it: AcquireEnd<'_>, ev: &mut LineEvent<'_>) -> bool {
         if it.is_held && !is_on(Mutant::WonIsForgotten) {
             return false;
         }
@@ -197,9 +197,9 @@ impl Line {
         &mut self,
         n: RequestNo,
         flight: Flight,
-        it: End<'t>,
-        ev: &mut Event<'_>,
-    ) -> Ended<'t> {
+        it: AcquireEnd<'t>,
+        ev: &mut LineEvent<'_>,
+    ) -> Applied<'t> {
         let sent = it.sent;
         let is_caller = matches!(flight.sender, Sender::Caller(_));
         let for_caller = match it.end {
@@ -256,8 +256,8 @@ impl Line {
         (flight, taker): (&Flight, Option<Taker<'t>>),
         tokens: TokenBlock,
         sent: Instant,
-        ev: &mut Event<'_>,
-    ) -> Ended<'t> {
+        ev: &mut LineEvent<'_>,
+    ) -> Applied<'t> {
         let is_caller = matches!(flight.sender, Sender::Caller(_));
         let receiver = if is_caller {
             Receiver::Caller
@@ -307,7 +307,7 @@ impl Line {
         if flight.attempt.enters() {
             ev.forget(&flight.id);
         }
-        Ended::Won(Win {
+        Applied::Won(Win {
             lock: request.lock,
             grant,
             receiver,
@@ -316,7 +316,7 @@ impl Line {
     }
 
     /// Counts the wake-up of a call whose request was granted the lock after a message.
-    pub(super) fn count_wake(&mut self, n: RequestNo, receiver: Receiver, ev: &mut Event<'_>) {
+    pub(super) fn count_wake(&mut self, n: RequestNo, receiver: Receiver, ev: &mut LineEvent<'_>) {
         let woken = std::mem::take(&mut self.requests.change(n).woken);
         if woken && matches!(receiver, Receiver::Waiter(_)) {
             ev.fx.wakes += 1;
@@ -329,7 +329,7 @@ impl Line {
         n: Option<RequestNo>,
         receiver: Receiver,
         lease: &Arc<HeldLease>,
-        ev: &mut Event<'_>,
+        ev: &mut LineEvent<'_>,
     ) {
         let no = match receiver {
             Receiver::Waiter(no) => no,
@@ -356,7 +356,13 @@ impl Line {
     }
 
     /// A lease has ended before the reply arrived that grants it.
-    fn expired_grant(&mut self, n: RequestNo, flight: &Flight, sent: Instant, ev: &mut Event<'_>) {
+    fn expired_grant(
+        &mut self,
+        n: RequestNo,
+        flight: &Flight,
+        sent: Instant,
+        ev: &mut LineEvent<'_>,
+    ) {
         if is_on(Mutant::ExpiredGrantIsKept) {
             ev.forget(&flight.id)
         } else {
@@ -374,7 +380,7 @@ impl Line {
         n: RequestNo,
         flight: &Flight,
         sent: Instant,
-        ev: &mut Event<'_>,
+        ev: &mut LineEvent<'_>,
     ) -> ForCaller {
         self.last.answered(sent, ev.now);
         ev.forget(&flight.id);
@@ -392,7 +398,7 @@ impl Line {
         is_caller: bool,
         sent: Instant,
         fault: Fault,
-        ev: &mut Event<'_>,
+        ev: &mut LineEvent<'_>,
     ) -> Option<Outcome> {
         let open = match &fault {
             Fault::Open(open) => Some(open.clone()),
@@ -436,7 +442,7 @@ impl Line {
     }
 
     /// Records that Redis has not answered: calls give up if that lasts.
-    pub(super) fn note_silence(&mut self, sent: Instant, fault: Fault, ev: &Event<'_>) {
+    pub(super) fn note_silence(&mut self, sent: Instant, fault: Fault, ev: &LineEvent<'_>) {
         self.last.failed(sent, ev.now, fault);
         let give_up = ev.limits.unreachable_for;
         let at = self.last.gives_up_at(Instant::START, None, give_up);
@@ -445,7 +451,7 @@ impl Line {
 
     /// What a command that nobody owned had taken is released: the attempts that it refused are
     /// due.
-    pub(super) fn undone(&mut self, ev: &mut Event<'_>) {
+    pub(super) fn undone(&mut self, ev: &mut LineEvent<'_>) {
         for n in self.requests.to_retry() {
             if let RequestState::Due(at) = self.requests[n].state
                 && at > ev.now
@@ -457,7 +463,7 @@ impl Line {
         }
     }
 
-    pub(super) fn due_after_failure(&mut self, n: RequestNo, ev: &mut Event<'_>) {
+    pub(super) fn due_after_failure(&mut self, n: RequestNo, ev: &mut LineEvent<'_>) {
         let mut request = self.requests.change(n);
         request.again = Instant::NEVER;
         let pause = request.pause_after_failure();
@@ -473,7 +479,7 @@ impl Line {
         n: RequestNo,
         is_caller: bool,
         failure: Failure,
-        ev: &mut Event<'_>,
+        ev: &mut LineEvent<'_>,
     ) -> Option<Outcome> {
         let mut request = self.requests.change(n);
         request.failures = request.failures.max(1);

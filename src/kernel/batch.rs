@@ -9,7 +9,7 @@ use crate::kernel::bounds::{Bound, at_most};
 use crate::kernel::command::{Command, What};
 use crate::kernel::fault::Fault;
 use crate::kernel::groups::{GroupNo, joins_after, pause, pause_unanswered};
-use crate::kernel::pending::{News, PendingReleases, name_of, note_answered};
+use crate::kernel::pending::{IdNews, PendingReleases, name_of, note_answered};
 use crate::kernel::undo::{Counts, PendingRelease, Proof};
 use crate::mutant::{Mutant, is_on};
 use crate::protocol::answer::{Answer, Undone};
@@ -143,7 +143,7 @@ impl PendingReleases {
                     };
                     let news = pending.news.take();
                     self.schedule(*serial, Some(now.after(pause)));
-                    if news == Some(News::HasEnded) {
+                    if news == Some(IdNews::HasEnded) {
                         self.needs(*serial, Proof::AnyAnswer);
                     }
                 }

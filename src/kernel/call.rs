@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::kernel::command::Command;
-use crate::kernel::event::Event;
+use crate::kernel::event::LineEvent;
 use crate::kernel::failure::Failure;
 use crate::kernel::held::HeldLease;
 use crate::kernel::line::Line;
@@ -130,7 +130,12 @@ impl Call {
     }
 
     /// Begins to ask, or to wait. `is_excluded`: a lease of this client makes Redis refuse it.
-    pub(super) fn ask(&mut self, is_excluded: bool, line: &mut Line, ev: &mut Event<'_>) -> Step {
+    pub(super) fn ask(
+        &mut self,
+        is_excluded: bool,
+        line: &mut Line,
+        ev: &mut LineEvent<'_>,
+    ) -> Step {
         let is_once = self.wants.wait == Wait::Once;
         if is_once && is_excluded {
             return self.over(Outcome::Refused(None));
@@ -155,7 +160,7 @@ impl Call {
         self.send(n, line, ev)
     }
 
-    fn send(&mut self, n: RequestNo, line: &mut Line, ev: &mut Event<'_>) -> Step {
+    fn send(&mut self, n: RequestNo, line: &mut Line, ev: &mut LineEvent<'_>) -> Step {
         line.requests.change(n).terms = self.wants.terms;
         let sender = Sender::Caller(self.no);
         let (command, asked) = line.send(n, sender, Some(&self.wants.wait), ev);
@@ -198,7 +203,7 @@ impl Call {
         asked: &Asked,
         (was_refused, is_excluded): (bool, bool),
         line: &mut Line,
-        ev: &mut Event<'_>,
+        ev: &mut LineEvent<'_>,
     ) -> Step {
         if self.part.is_some() && self.wants.wait == Wait::Once {
             line.retire_of(self.no, ev);
@@ -215,7 +220,7 @@ impl Call {
         asked: &Asked,
         (was_refused, is_excluded): (bool, bool),
         line: &mut Line,
-        ev: &mut Event<'_>,
+        ev: &mut LineEvent<'_>,
     ) -> Step {
         if ev.is_closed {
             return self.over(Outcome::Failed(Failure::Closed));
@@ -246,7 +251,7 @@ impl Call {
 
     /// Returns the outcome of a call whose deadline has passed, or for which Redis was silent for
     /// too long.
-    fn gives_up(&self, is_excluded: bool, line: &Line, ev: &Event<'_>) -> Option<Outcome> {
+    fn gives_up(&self, is_excluded: bool, line: &Line, ev: &LineEvent<'_>) -> Option<Outcome> {
         let deadline = self.wants.deadline;
         if ev.now >= deadline {
             return Some(line.at_deadline(is_excluded, [self.start, deadline]));
@@ -255,7 +260,7 @@ impl Call {
         (ev.now >= gives_up).then(|| Outcome::Failed(line.failure(self.start).after_long()))
     }
 
-    fn park(&mut self, at_front: bool, line: &mut Line, ev: &mut Event<'_>) -> Step {
+    fn park(&mut self, at_front: bool, line: &mut Line, ev: &mut LineEvent<'_>) -> Step {
         let cell = Arc::new(WaiterCell {
             signal: self.part.as_ref().and_then(|part| part.signal.clone()),
             ..WaiterCell::new()
@@ -315,7 +320,7 @@ impl Call {
         &mut self,
         is_excluded: bool,
         line: &mut Line,
-        ev: &mut Event<'_>,
+        ev: &mut LineEvent<'_>,
     ) -> Step {
         if ev.is_closed {
             return self.over(Outcome::Failed(Failure::Closed));

@@ -9,8 +9,8 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::kernel::effects::Effects;
-use crate::kernel::event::{IdFate, Known, Limits, Numbers};
-use crate::kernel::held::{Dropped, HeldLease, Inner};
+use crate::kernel::event::{IdFate, KnownHolder, Limits, Numbers};
+use crate::kernel::held::{Dropped, HeldLease, LeaseInner};
 use crate::kernel::pending::PendingReleases;
 use crate::kernel::request::RequestNo;
 use crate::kernel::schedule::{Item, Schedule};
@@ -25,7 +25,7 @@ use crate::token::FencingToken;
 
 /// What all entries of a client share.
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct SharedState {
     pub(crate) limits: Limits,
     pub(crate) pending: Mutex<PendingReleases>,
     pub(crate) schedule: Mutex<Schedule>,
@@ -49,12 +49,12 @@ pub(crate) struct UsedBy {
 }
 
 pub(crate) struct Context<'a> {
-    pub(super) shared: &'a Shared,
+    pub(super) shared: &'a SharedState,
     pub(super) now: Instant,
     pub(super) fx: &'a mut Effects,
 }
 
-impl Shared {
+impl SharedState {
     pub(super) fn new(limits: Limits, owner: &str) -> Self {
         Self {
             pending: Mutex::new(PendingReleases::new(
@@ -181,7 +181,7 @@ impl Context<'_> {
     pub(super) fn change<T>(
         &mut self,
         lease: &Arc<HeldLease>,
-        act: impl FnOnce(&mut Inner, Instant) -> T,
+        act: impl FnOnce(&mut LeaseInner, Instant) -> T,
     ) -> T {
         let mut inner = lease.inner.lock();
         let result = act(&mut inner, self.now);
@@ -246,10 +246,10 @@ impl Context<'_> {
 
     /// Returns what is known of the holder that a reply to a command names, which was sent at
     /// `sent`. The caller has the lock of the shard.
-    pub(super) fn known(&self, holder: &[u8], name: &Name, sent: Instant) -> Known {
+    pub(super) fn known(&self, holder: &[u8], name: &Name, sent: Instant) -> KnownHolder {
         let is_own = self.shared.numbers.own_id(holder).is_some();
         let pending = self.shared.pending.lock();
-        Known {
+        KnownHolder {
             is_own,
             is_released: pending.had_since(holder, sent),
             is_undone: is_own && pending.has_ended(holder),

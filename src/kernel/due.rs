@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::clock::Instant;
 use crate::kernel::command::{Command, Listens, What};
-use crate::kernel::event::{Event, Own};
+use crate::kernel::event::{LineEvent, Own};
 use crate::kernel::lease::GRACE;
 use crate::kernel::line::Line;
 use crate::kernel::purpose::Purpose;
@@ -30,7 +30,7 @@ impl Line {
         &mut self,
         name: &Name,
         linger_ends: Option<Instant>,
-        ev: &mut Event<'_>,
+        ev: &mut LineEvent<'_>,
     ) -> Vec<(Command, Purpose)> {
         let mut out = Vec::new();
         self.end_silent_calls(ev);
@@ -50,7 +50,7 @@ impl Line {
     }
 
     /// Calls give up if Redis has been silent for too long.
-    fn end_silent_calls(&mut self, ev: &mut Event<'_>) {
+    fn end_silent_calls(&mut self, ev: &mut LineEvent<'_>) {
         let limit = ev.limits.unreachable_for;
         // Those that began first give up first.
         let by_start = self.waiters.by_start();
@@ -66,7 +66,7 @@ impl Line {
 
     /// This client itself holds the name: that refuses the call at the front, if that counts
     /// refusals.
-    fn refuse_ourselves(&mut self, ev: &mut Event<'_>) {
+    fn refuse_ourselves(&mut self, ev: &mut LineEvent<'_>) {
         while let Some(at) = self.refuses_itself_at(ev.own)
             && at <= ev.now
         {
@@ -87,7 +87,7 @@ impl Line {
     }
 
     /// The client asks once more, shortly before the deadline of a call, unless it knows enough.
-    fn ask_for_deadlines(&mut self, ev: &mut Event<'_>) {
+    fn ask_for_deadlines(&mut self, ev: &mut LineEvent<'_>) {
         let holds = ev.own.alone;
         for no in self.waiters.asks_by(ev.now) {
             decided(1);
@@ -119,7 +119,7 @@ impl Line {
         }
     }
 
-    fn ask_for_deadline(&mut self, no: WaiterNo, ev: &mut Event<'_>) {
+    fn ask_for_deadline(&mut self, no: WaiterNo, ev: &mut LineEvent<'_>) {
         let is_in_line = self.waiters.is_in_line(no);
         let mut needs_own = false;
         for n in self.requests.serving(&[Serves::Line, Serves::One(no)]) {
@@ -147,7 +147,7 @@ impl Line {
     }
 
     /// Sends the acquiring commands that are due.
-    fn ask(&mut self, out: &mut Vec<(Command, Purpose)>, ev: &mut Event<'_>) {
+    fn ask(&mut self, out: &mut Vec<(Command, Purpose)>, ev: &mut LineEvent<'_>) {
         for n in self.requests.to_ask(ev.now) {
             let Some(request) = self.requests.get(n) else {
                 continue;
@@ -169,7 +169,7 @@ impl Line {
     }
 
     /// Refreshes all places of a group if one of them is due.
-    fn refresh(&mut self, name: &Name, out: &mut Vec<(Command, Purpose)>, ev: &mut Event<'_>) {
+    fn refresh(&mut self, name: &Name, out: &mut Vec<(Command, Purpose)>, ev: &mut LineEvent<'_>) {
         for first in self.requests.to_act(ev.now) {
             let request = &self.requests[first];
             let group = match &request.state {
@@ -215,7 +215,7 @@ impl Line {
         }
     }
 
-    fn confirm(&mut self, name: &Name, out: &mut Vec<(Command, Purpose)>, ev: &mut Event<'_>) {
+    fn confirm(&mut self, name: &Name, out: &mut Vec<(Command, Purpose)>, ev: &mut LineEvent<'_>) {
         for n in self.requests.to_act(ev.now) {
             let terms = self.receiver_terms(&self.requests[n]);
             let mut request = self.requests.change(n);
@@ -238,7 +238,7 @@ impl Line {
     }
 
     /// Computes when the engine must look again.
-    fn recompute(&mut self, linger_ends: Option<Instant>, ev: &Event<'_>) {
+    fn recompute(&mut self, linger_ends: Option<Instant>, ev: &LineEvent<'_>) {
         (self.next, self.latest) = (Instant::NEVER, Instant::NEVER);
         if let Some(at) = linger_ends {
             self.touch(at, at);
@@ -261,7 +261,7 @@ impl Line {
 impl Line {
     /// Returns the requests whose callers stand still. Those for the line keep others waiting; one
     /// that asks for itself may only be late to read its reply, if others are answered.
-    fn overdue(&self, ev: &Event<'_>) -> Vec<RequestNo> {
+    fn overdue(&self, ev: &LineEvent<'_>) -> Vec<RequestNo> {
         let [soon, late] = [READS_WITHIN, READS_LATE_WITHIN].map(|times| {
             let timeout = ev.limits.command_timeout.saturating_mul(times);
             (ev.now >= Instant::START.after(timeout).after(GRACE))
@@ -286,7 +286,7 @@ impl Line {
     }
 
     /// Returns when the first of them is overdue, as far as is known.
-    pub(super) fn first_overdue_at(&self, ev: &Event<'_>) -> Instant {
+    pub(super) fn first_overdue_at(&self, ev: &LineEvent<'_>) -> Instant {
         let timeout = ev.limits.command_timeout;
         let at = |sent: Option<Instant>, times| {
             let after = timeout.saturating_mul(times);
@@ -305,7 +305,7 @@ impl Line {
     }
 
     /// The engine ends the commands of callers whose threads stand still.
-    pub(super) fn end_overdue(&mut self, ev: &mut Event<'_>) {
+    pub(super) fn end_overdue(&mut self, ev: &mut LineEvent<'_>) {
         if is_on(Mutant::StoppedCallerBlocks) {
             return;
         }

@@ -55,7 +55,7 @@ impl LockEntry {
             Err(NoHandoff::Release) => {}
         }
         let may_linger =
-            !self.is_wanted() && !cx.shared.is_closed() && self.holding.holds(&lease.id);
+            !self.is_wanted() && !cx.shared.is_closed() && self.leases.holds(&lease.id);
         self.end_holding(lease, (token, may_linger), cx)
     }
 
@@ -71,7 +71,7 @@ impl LockEntry {
         let Some(front) = front.filter(|_| !cx.shared.is_closed()) else {
             return Err(NoHandoff::Release);
         };
-        if front.terms.handoffs == 0 || !self.holding.holds(&lease.id) {
+        if front.terms.handoffs == 0 || !self.leases.holds(&lease.id) {
             return Err(NoHandoff::Release);
         }
         let (no, terms) = (front.no, front.terms);
@@ -98,7 +98,7 @@ impl LockEntry {
             HoldingEnd::Lingers(lasts, before) => {
                 cx.fx.discard.push(Discard::Holder(before));
                 let until = cx.now.after(lasts);
-                self.holding.lingers_until = Some(until);
+                self.leases.lingers_until = Some(until);
                 self.line.touch(until, until);
                 cx.shared.note_lingered();
                 Unlock::Lingers
@@ -164,7 +164,7 @@ impl LockEntry {
             _ => {}
         }
         if unlocked == Unlocked::Released {
-            self.holding.released = Some(lease.id.clone());
+            self.leases.released = Some(lease.id.clone());
         }
         self.lease_left(lease, at, cx);
         let is_proof = unlocked == Unlocked::Released && self.line.is_asked_for();
@@ -215,8 +215,8 @@ impl LockEntry {
     ) -> Option<Arc<OperationCell>> {
         let is_downgrade = matches!(what, Wanted::Downgrade(_));
         let cell = want(lease, token, what, cx)?;
-        if is_downgrade && let Some(n) = self.holding.position(&lease.id) {
-            self.holding.held[n].is_shared = true;
+        if is_downgrade && let Some(n) = self.leases.position(&lease.id) {
+            self.leases.held[n].is_shared = true;
             // Calls that waited for the end of the writer can have a place now.
             self.at_line(cx, |line, ev| line.serve(ev.now, ev));
         }
@@ -231,7 +231,7 @@ impl LockEntry {
     pub(super) fn lease_ended(&mut self, lease: &Arc<HeldLease>, cx: &mut Context<'_>) -> bool {
         let status = lease.status(cx.now, cx.fx);
         // It has no holder who would release what is left of it.
-        let lingers = self.holding.lingering().is_some();
+        let lingers = self.leases.lingering().is_some();
         let has_left = self.lease_left(lease, cx.now, cx);
         if has_left {
             cx.change(lease, |it, _| it.has_left = true);
@@ -250,11 +250,11 @@ impl LockEntry {
     /// A lease of this client has ended, and knows that it leaves: somebody must ask at `at`.
     /// Returns false if it was not in this entry any more.
     fn lease_left(&mut self, lease: &Arc<HeldLease>, at: Instant, cx: &mut Context<'_>) -> bool {
-        let Some(n) = self.holding.position(&lease.id) else {
+        let Some(n) = self.leases.position(&lease.id) else {
             return false;
         };
-        let was_alone = self.holding.own().alone;
-        self.holding.remove(n);
+        let was_alone = self.leases.own().alone;
+        self.leases.remove(n);
         if self.line.last.cut(cx.now) || was_alone {
             self.line.plan_last_attempts();
         }
@@ -295,7 +295,7 @@ impl LockEntry {
         counts: Counts,
         cx: &mut Context<'_>,
     ) {
-        assert!(!self.holding.holds(&lease.id), "a lease is never undone");
+        assert!(!self.leases.holds(&lease.id), "a lease is never undone");
         cx.release_later(lease, counts);
     }
 
@@ -305,9 +305,9 @@ impl LockEntry {
         wants: &CallTerms,
         cx: &mut Context<'_>,
     ) -> Option<(Arc<HeldLease>, FencingToken)> {
-        let lease = Arc::clone(self.holding.lingering()?);
+        let lease = Arc::clone(self.leases.lingering()?);
         let token = cx.change(&lease, |it, now| it.relock(&lease, wants, now))?;
-        self.holding.lingers_until = None;
+        self.leases.lingers_until = None;
         #[cfg(sim)]
         cx.fx.began.push((lease.clone(), token));
         Some((lease, token))
@@ -320,11 +320,11 @@ impl LockEntry {
         wants: Option<&CallTerms>,
         cx: &mut Context<'_>,
     ) -> Option<(Arc<HeldLease>, Unlock)> {
-        let lease = Arc::clone(self.holding.lingering()?);
+        let lease = Arc::clone(self.leases.lingering()?);
         if wants.is_some_and(|wants| lease.may_relock(wants, cx.now)) {
             return None;
         }
-        self.holding.lingers_until = None;
+        self.leases.lingers_until = None;
         let release = self.end_holding(&lease, (lease.token(), false), cx);
         Some((lease, release))
     }

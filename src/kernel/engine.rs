@@ -23,7 +23,7 @@ use crate::kernel::part::Whole;
 use crate::kernel::pending::PendingReleases;
 use crate::kernel::purpose::Purpose;
 pub(crate) use crate::kernel::renewals::Route;
-use crate::kernel::renewals::{Renewals, Renewed, renewed};
+use crate::kernel::renewals::{JointEnd, Renewals, renewed};
 use crate::kernel::request::Serves;
 use crate::kernel::schedule::Item;
 use crate::kernel::steps::{count_step, decided};
@@ -49,7 +49,7 @@ pub(crate) struct Engine {
 }
 
 /// One turn of the engine, and the commands that it has made.
-struct Turn<'a> {
+struct EngineTurn<'a> {
     kernel: &'a Kernel,
     now: Instant,
     fx: &'a mut Effects,
@@ -58,7 +58,7 @@ struct Turn<'a> {
     out: Vec<Outgoing>,
 }
 
-impl Turn<'_> {
+impl EngineTurn<'_> {
     /// Tells the losses of the leases that are due.
     fn tell_losses(&mut self, leases: &[Arc<HeldLease>]) {
         for lease in leases {
@@ -114,7 +114,7 @@ impl Engine {
         route: &dyn Route,
         fx: &mut Effects,
     ) -> Vec<Outgoing> {
-        let mut turn = Turn {
+        let mut turn = EngineTurn {
             kernel,
             now,
             fx,
@@ -147,7 +147,7 @@ impl Engine {
         }
     }
 
-    fn renew(&mut self, lease: Arc<HeldLease>, renewals: &mut Renewals, turn: &mut Turn<'_>) {
+    fn renew(&mut self, lease: Arc<HeldLease>, renewals: &mut Renewals, turn: &mut EngineTurn<'_>) {
         let (kernel, now) = (turn.kernel, turn.now);
         if lease.is_release_overdue(now, kernel.shared.limits.command_timeout) {
             kernel.end_overdue_release(&lease, now, turn.fx);
@@ -167,14 +167,14 @@ impl Engine {
         turn.fx.discard(lease);
     }
 
-    fn ask(&mut self, name: &Name, turn: &mut Turn<'_>) {
+    fn ask(&mut self, name: &Name, turn: &mut EngineTurn<'_>) {
         let work = (turn.kernel).with_existing(name, turn.now, turn.fx, LockEntry::due);
         for (command, purpose) in work.into_iter().flatten() {
             self.send(command, purpose, turn);
         }
     }
 
-    fn undo(&mut self, turn: &mut Turn<'_>) {
+    fn undo(&mut self, turn: &mut EngineTurn<'_>) {
         let now = turn.now;
         let due = (turn.kernel).with_pending(now, turn.fx, |pending| pending.take_due(now));
         for (command, batch) in due {
@@ -182,7 +182,7 @@ impl Engine {
         }
     }
 
-    fn send(&mut self, command: Command, purpose: Purpose, turn: &mut Turn<'_>) {
+    fn send(&mut self, command: Command, purpose: Purpose, turn: &mut EngineTurn<'_>) {
         self.last_ticket += 1;
         let ticket = self.last_ticket;
         self.in_flight.insert(ticket, purpose);
@@ -229,7 +229,7 @@ impl Engine {
         route: &dyn Route,
         fx: &mut Effects,
     ) -> Vec<Outgoing> {
-        let mut turn = Turn {
+        let mut turn = EngineTurn {
             kernel,
             now,
             fx,
@@ -250,7 +250,7 @@ impl Engine {
         purpose: Purpose,
         end: Result<Answer, Fault>,
         sent: Instant,
-        turn: &mut Turn<'_>,
+        turn: &mut EngineTurn<'_>,
     ) {
         let (kernel, now) = (turn.kernel, turn.now);
         match purpose {
@@ -291,12 +291,12 @@ impl Engine {
         works: Vec<LeaseWork>,
         end: Result<Answer, Fault>,
         sent: Instant,
-        turn: &mut Turn<'_>,
+        turn: &mut EngineTurn<'_>,
     ) {
         for end in renewed(works, end) {
             match end {
-                Renewed::Ended(work, end) => turn.work_ended(work, end, sent),
-                Renewed::Alone(work, fault) => match work.renewal() {
+                JointEnd::Ended(work, end) => turn.work_ended(work, end, sent),
+                JointEnd::Alone(work, fault) => match work.renewal() {
                     Some(command) if work.lease.remaining(turn.now).is_some() => {
                         self.send(command, Purpose::Lease(work), turn);
                     }

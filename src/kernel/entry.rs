@@ -2,7 +2,7 @@
 //! `due`.
 //!
 //! ```text
-//! program: a call begins, goes on, leaves ─────────────┐ the leases (holding.rs) or the line
+//! program: a call begins, goes on, leaves ─────────────┐ the leases (own_leases.rs) or the line
 //! ended:   the end of a command ───────────────────────┤ (line.rs) change, and say what has
 //! heard:   a grant, a release, a subscription, a move ─┤ happened; then the entry is re-armed
 //! due:     what the time makes due ────────────────────┘
@@ -18,17 +18,17 @@ use crate::clock::Instant;
 use crate::config::LeaseTerms;
 use crate::error::Cause;
 use crate::holder_id::HolderId;
-use crate::kernel::answers::{End, Ended, ForCaller, Win, undo_of};
+use crate::kernel::answers::{AcquireEnd, Applied, ForCaller, Win, undo_of};
 use crate::kernel::call::{Call, CallState, Step};
 use crate::kernel::command::Command;
 use crate::kernel::context::Context;
-use crate::kernel::event::{Event, IdFate, Known};
+use crate::kernel::event::{IdFate, KnownHolder, LineEvent};
 use crate::kernel::failure::{Failure, Refused};
 use crate::kernel::fault::Fault;
 use crate::kernel::held::HeldLease;
 use crate::kernel::holder::Taker;
-use crate::kernel::holding::Holding;
 use crate::kernel::line::Line;
+use crate::kernel::own_leases::OwnLeases;
 use crate::kernel::purpose::Purpose;
 use crate::kernel::request::{Asked, RequestNo};
 use crate::kernel::request_index::Requests;
@@ -50,19 +50,19 @@ use crate::random;
 #[derive(Debug)]
 pub(crate) struct LockEntry {
     pub(crate) name: Name,
-    pub(crate) holding: Holding,
+    pub(crate) leases: OwnLeases,
     pub(crate) line: Line,
     /// The subscriber was told to listen to the messages of this name.
     pub(super) listens: bool,
     /// Made when it is first needed.
-    extras: Option<Box<Extras>>,
+    extras: Option<Box<EntryExtras>>,
     /// Its bounds in the schedule, if it is there.
     armed: Option<[Instant; 2]>,
 }
 
 /// The parts that few entries have.
 #[derive(Debug, Default)]
-pub(super) struct Extras {
+pub(super) struct EntryExtras {
     /// Calls elsewhere, which nobody asks for here: they try again when the name may be free.
     pub(super) watches: Vec<Watch>,
 }
@@ -71,7 +71,7 @@ impl LockEntry {
     pub(super) fn new(name: Name, lock: &dyn Primitive) -> Self {
         Self {
             name,
-            holding: Holding::new(lock.capacity()),
+            leases: OwnLeases::new(lock.capacity()),
             line: Line::default(),
             listens: false,
             extras: None,
@@ -79,7 +79,7 @@ impl LockEntry {
         }
     }
 
-    pub(super) fn extras(&mut self) -> &mut Extras {
+    pub(super) fn extras(&mut self) -> &mut EntryExtras {
         self.extras.get_or_insert_default()
     }
 
@@ -91,21 +91,21 @@ impl LockEntry {
     pub(super) fn at_line<T>(
         &mut self,
         cx: &mut Context<'_>,
-        act: impl FnOnce(&mut Line, &mut Event<'_>) -> T,
+        act: impl FnOnce(&mut Line, &mut LineEvent<'_>) -> T,
     ) -> T {
-        let mut ev = Event {
+        let mut ev = LineEvent {
             now: cx.now,
             limits: &cx.shared.limits,
             numbers: &cx.shared.numbers,
             is_closed: cx.shared.is_closed(),
-            own: self.holding.own(),
+            own: self.leases.own(),
             fx: cx.fx,
             ids: Vec::new(),
         };
         let result = act(&mut self.line, &mut ev);
         for end in ev.ids {
             if let IdFate::ToUndo { id, .. } = &end {
-                assert!(!self.holding.holds(id), "a lease is never undone");
+                assert!(!self.leases.holds(id), "a lease is never undone");
             }
             cx.settle(&self.name, end);
         }
@@ -124,7 +124,7 @@ impl LockEntry {
         lock: &dyn Primitive,
         now: Instant,
     ) -> Option<Option<Refused>> {
-        if self.holding.is_excluded(lock.is_shared(), now) {
+        if self.leases.is_excluded(lock.is_shared(), now) {
             return Some(None);
         }
         let line = &self.line;
@@ -139,7 +139,7 @@ impl LockEntry {
         if self.is_wanted() {
             self.end_linger(cx);
         }
-        let is_idle = self.holding.held.is_empty() && !self.is_wanted();
+        let is_idle = self.leases.held.is_empty() && !self.is_wanted();
         // Most entries only have a lease: the room for others would be most of their size.
         if self.line.requests.is_empty() {
             self.line.requests = Requests::default();
@@ -164,7 +164,7 @@ impl LockEntry {
             }
             return true;
         }
-        let own = self.holding.own();
+        let own = self.leases.own();
         let line = &mut self.line;
         if is_idle {
             (line.next, line.latest) = (line.contended_until(), Instant::NEVER);
@@ -224,8 +224,7 @@ impl LockEntry {
 
     /// Returns whether a lease of this client makes Redis refuse the lock of a call.
     fn is_excluded(&self, call: &Call, cx: &Context<'_>) -> bool {
-        self.holding
-            .is_excluded(call.wants.lock.is_shared(), cx.now)
+        self.leases.is_excluded(call.wants.lock.is_shared(), cx.now)
     }
 
     /// The command that the thread of a call has sent has ended.
@@ -345,7 +344,7 @@ impl LockEntry {
         if !is_on(Mutant::ClosedKeepsPlaces) {
             self.at_line(cx, Line::close_requests);
         }
-        for lease in self.holding.take_all() {
+        for lease in self.leases.take_all() {
             cx.change(&lease, |it, now| it.lease.lose(Lost::ShutDown, now));
             if lease.status(cx.now, cx.fx) == LeaseStatus::Lost(Lost::ShutDown) {
                 self.release_later(&lease, Counts::AtShutdown, cx);
@@ -369,18 +368,18 @@ impl LockEntry {
     ) -> ForCaller {
         let known = match &end {
             Ok(Answer::Refused(by)) => cx.known(&by.holder, asked.lock.key(by.name).name, sent),
-            _ => Known::default(),
+            _ => KnownHolder::default(),
         };
-        let it = End {
+        let it = AcquireEnd {
             end,
             sent,
             taker,
             known,
-            is_held: self.holding.holds(&asked.id),
+            is_held: self.leases.holds(&asked.id),
         };
         match self.at_line(cx, |line, ev| line.answered(asked, it, ev)) {
-            Ended::ForCaller(for_caller) => for_caller,
-            Ended::Won(win) => self.won(win, cx),
+            Applied::ForCaller(for_caller) => for_caller,
+            Applied::Won(win) => self.won(win, cx),
         }
     }
 
@@ -394,10 +393,10 @@ impl LockEntry {
     ) {
         let known = match &end {
             Ok(Answer::Places(_, by)) => cx.known(&by.holder, &self.name, sent),
-            _ => Known::default(),
+            _ => KnownHolder::default(),
         };
         let refreshed =
-            |line: &mut Line, ev: &mut Event<'_>| line.refreshed(of, end, (sent, known), ev);
+            |line: &mut Line, ev: &mut LineEvent<'_>| line.refreshed(of, end, (sent, known), ev);
         let Some((found, by)) = self.at_line(cx, refreshed) else {
             return;
         };
@@ -420,7 +419,7 @@ impl LockEntry {
         cx: &mut Context<'_>,
     ) {
         let confirmed =
-            |line: &mut Line, ev: &mut Event<'_>| line.confirmed(of, terms, end, sent, ev);
+            |line: &mut Line, ev: &mut LineEvent<'_>| line.confirmed(of, terms, end, sent, ev);
         if let Some(win) = self.at_line(cx, confirmed) {
             self.won(win, cx);
         }
@@ -441,12 +440,12 @@ impl LockEntry {
         }
         let serial = cx.shared.numbers.next();
         let lease = Arc::new(HeldLease::new(&win.lock, grant, serial, cx.now));
-        while let Some(n) = self.holding.evicted_by(win.lock.is_shared()) {
-            let lease = self.holding.remove(n);
+        while let Some(n) = self.leases.evicted_by(win.lock.is_shared()) {
+            let lease = self.leases.remove(n);
             cx.change(&lease, |it, now| it.evict(now));
             cx.fx.discard(lease);
         }
-        self.holding.add(Arc::clone(&lease));
+        self.leases.add(Arc::clone(&lease));
         self.line.last.silent_since = None;
         let token = lease.run.first();
         #[cfg(sim)]
@@ -477,7 +476,7 @@ impl LockEntry {
         cx: &mut Context<'_>,
     ) {
         let granted =
-            |line: &mut Line, ev: &mut Event<'_>| line.granted_by_message(no, id, tokens, ev);
+            |line: &mut Line, ev: &mut LineEvent<'_>| line.granted_by_message(no, id, tokens, ev);
         if let Some(win) = self.at_line(cx, granted) {
             self.won(win, cx);
         }
@@ -506,7 +505,7 @@ impl LockEntry {
             return;
         }
         // The end of a lease of this client makes its line ask: the message is for others.
-        let is_own = self.holding.find(payload).is_some() || self.holding.was_released(payload);
+        let is_own = self.leases.find(payload).is_some() || self.leases.was_released(payload);
         // The end of an attempt of this client says nothing of other holders.
         let attempt = cx.own_attempt(payload).filter(|_| !is_own);
         let is_attempt = attempt.is_some_and(|(id, is_known)| is_known || self.line.asks_as(&id));
@@ -522,7 +521,7 @@ impl LockEntry {
     /// Checks the open lease of this client with this id, if there is one: somebody else has
     /// released it. Returns whether there is one.
     pub(super) fn doubt(&self, id: &[u8], cx: &mut Context<'_>) -> bool {
-        let lease = self.holding.find(id);
+        let lease = self.leases.find(id);
         let Some(lease) = lease.filter(|lease| lease.is_open()) else {
             return false;
         };
@@ -558,7 +557,7 @@ impl LockEntry {
         is_moved: &dyn Fn(&dyn Primitive) -> bool,
         cx: &mut Context<'_>,
     ) {
-        for held in self.holding.held.iter() {
+        for held in self.leases.held.iter() {
             if is_moved(&*held.lease.lock) {
                 cx.change(&held.lease, |it, now| it.lease.suspect(now));
             }
@@ -577,17 +576,17 @@ impl LockEntry {
     /// Returns the commands that are due. Afterwards the next ones are due later than now.
     pub(super) fn due(&mut self, cx: &mut Context<'_>) -> Vec<(Command, Purpose)> {
         self.armed = None;
-        if self.holding.linger_ends().is_some_and(|at| at <= cx.now) {
+        if self.leases.linger_ends().is_some_and(|at| at <= cx.now) {
             self.end_linger(cx);
         }
-        let (name, linger_ends) = (self.name.clone(), self.holding.linger_ends());
+        let (name, linger_ends) = (self.name.clone(), self.leases.linger_ends());
         self.at_line(cx, |line, ev| line.due(&name, linger_ends, ev))
     }
 
     /// Nobody takes the lease that lingers: the engine releases it.
     fn end_linger(&mut self, cx: &mut Context<'_>) {
-        if let Some(lease) = self.holding.lingering().cloned() {
-            self.holding.lingers_until = None;
+        if let Some(lease) = self.leases.lingering().cloned() {
+            self.leases.lingers_until = None;
             self.give_up(&lease, lease.token(), cx);
         }
     }

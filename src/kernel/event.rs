@@ -52,7 +52,7 @@ pub(crate) struct Own {
 /// What a client knows of the holder that a reply names: whether a command of its own has the lock,
 /// which nobody here owns.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Known {
+pub(super) struct KnownHolder {
     /// Its id may be one of this client.
     pub(super) is_own: bool,
     /// Its release is pending, or has ended since the command was sent.
@@ -86,7 +86,7 @@ pub(super) enum IdFate {
 }
 
 /// An event at the line of a name.
-pub(super) struct Event<'a> {
+pub(super) struct LineEvent<'a> {
     pub(super) now: Instant,
     pub(super) limits: &'a Limits,
     pub(super) numbers: &'a Numbers,
@@ -128,7 +128,7 @@ impl Own {
     }
 }
 
-impl Event<'_> {
+impl LineEvent<'_> {
     /// The id holds nothing.
     pub(super) fn forget(&mut self, id: &HolderId) {
         self.ids.push(IdFate::Nothing(id.clone()));

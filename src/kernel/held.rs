@@ -50,10 +50,10 @@ pub(crate) struct HeldLease {
     /// Distinguishes leases in the schedule.
     pub(crate) serial: u64,
     pub(super) scheduled: Scheduled,
-    pub(crate) inner: Mutex<Inner>,
+    pub(crate) inner: Mutex<LeaseInner>,
 }
 
-pub(crate) struct Inner {
+pub(crate) struct LeaseInner {
     pub(crate) lease: LeaseState,
     /// The token of the current holder: identifies it among those of the same lease.
     pub(super) token: FencingToken,
@@ -66,7 +66,7 @@ pub(crate) struct Inner {
     /// The holder has released the lease, whether it was held or lost.
     pub(super) released_by_holder: bool,
     /// Made when it is first needed: most holders use none of it.
-    pub(super) extras: Option<Box<Extras>>,
+    pub(super) extras: Option<Box<LeaseExtras>>,
     /// When the release was sent, until its end is known.
     pub(super) releasing_since: Option<Instant>,
     /// It has left its entry: no call waits for its end any more.
@@ -77,7 +77,7 @@ pub(crate) struct Inner {
 
 /// The parts that few leases have.
 #[derive(Default)]
-pub(super) struct Extras {
+pub(super) struct LeaseExtras {
     listeners: Vec<Sender<Lost>>,
     pub(super) operations: VecDeque<Operation>,
     /// The readers' side of the lock, after a downgrade: renewals repeat it.
@@ -125,7 +125,7 @@ impl HeldLease {
     pub(super) fn new(lock: &Arc<dyn Primitive>, grant: Grant, serial: u64, now: Instant) -> Self {
         let token = grant.tokens.first;
         let run = HandoffRun::new(token, grant.tokens.count, now);
-        let mut inner = Inner {
+        let mut inner = LeaseInner {
             lease: grant.lease,
             token,
             holder: Holder::default(),
@@ -160,7 +160,7 @@ impl HeldLease {
 
     /// Runs `act` on the state. If the lease is lost afterwards, tells the listeners, still under
     /// the lock: a stopped thread cannot delay that. The callback is an effect.
-    pub(super) fn with<T>(&self, fx: &mut Effects, act: impl FnOnce(&mut Inner) -> T) -> T {
+    pub(super) fn with<T>(&self, fx: &mut Effects, act: impl FnOnce(&mut LeaseInner) -> T) -> T {
         let mut inner = self.inner.lock();
         let result = act(&mut inner);
         self.tell(&mut inner, fx);
@@ -168,7 +168,7 @@ impl HeldLease {
     }
 
     /// Tells a loss that was just found.
-    pub(super) fn tell(&self, inner: &mut Inner, fx: &mut Effects) {
+    pub(super) fn tell(&self, inner: &mut LeaseInner, fx: &mut Effects) {
         if let Some(lost) = inner.lease.lost() {
             if let Some(extras) = &mut inner.extras {
                 for listener in extras.listeners.drain(..) {
@@ -452,8 +452,8 @@ impl std::fmt::Debug for HeldLease {
     }
 }
 
-impl Inner {
-    pub(super) fn extras(&mut self) -> &mut Extras {
+impl LeaseInner {
+    pub(super) fn extras(&mut self) -> &mut LeaseExtras {
         self.extras.get_or_insert_default()
     }
 

@@ -12,7 +12,7 @@ use crate::kernel::command::{Command, What};
 use crate::kernel::effects::{Confirmed, Effects, Renewal};
 use crate::kernel::failure::Failure;
 use crate::kernel::fault::{Fault, unexpected};
-use crate::kernel::held::{HeldLease, Inner};
+use crate::kernel::held::{HeldLease, LeaseInner};
 use crate::kernel::operation::{Operation, OperationCell, Wanted};
 use crate::lease::state::BeforeSetTtl;
 use crate::lease::status::{Due, LeaseStatus, RenewalRequest};
@@ -281,7 +281,7 @@ impl HeldLease {
     }
 }
 
-impl Inner {
+impl LeaseInner {
     /// Adds an operation of the holder of `token`. Returns false if it holds the lease no more.
     pub(super) fn want(&mut self, token: FencingToken, operation: Operation, now: Instant) -> bool {
         let is_held = matches!(self.lease.status(now), LeaseStatus::Held(_));

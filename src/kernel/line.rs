@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
-use crate::kernel::event::{Event, Own};
+use crate::kernel::event::{LineEvent, Own};
 use crate::kernel::failure::{Failure, Refused};
 use crate::kernel::held::HeldLease;
 use crate::kernel::last_reply::LastReply;
@@ -169,7 +169,7 @@ impl Line {
     }
 
     /// Removes a waiting call from its list. Its pause holds nobody else up.
-    pub(super) fn remove_waiter(&mut self, no: WaiterNo, ev: &Event<'_>) -> Option<Waiter> {
+    pub(super) fn remove_waiter(&mut self, no: WaiterNo, ev: &LineEvent<'_>) -> Option<Waiter> {
         let was_in_line = self.waiters.is_in_line(no);
         let waiter = self.waiters.remove(no)?;
         if was_in_line {
@@ -179,7 +179,7 @@ impl Line {
     }
 
     /// Ends a parked call: its outcome is stored, and its thread is woken.
-    pub(super) fn end_waiter(&mut self, no: WaiterNo, outcome: Outcome, ev: &mut Event<'_>) {
+    pub(super) fn end_waiter(&mut self, no: WaiterNo, outcome: Outcome, ev: &mut LineEvent<'_>) {
         if let Some(waiter) = self.remove_waiter(no, ev) {
             decided(1);
             *waiter.cell.outcome.lock() = Some(outcome);
@@ -223,7 +223,7 @@ impl Line {
         &mut self,
         no: WaiterNo,
         (lease, token): (&Arc<HeldLease>, FencingToken),
-        ev: &mut Event<'_>,
+        ev: &mut LineEvent<'_>,
     ) {
         ev.fx.wakes += 1;
         self.waiters.change(no, |waiter| waiter.note_waited());
@@ -232,7 +232,7 @@ impl Line {
     }
 
     /// A lease of this client has left: somebody must ask at that instant.
-    pub(super) fn ask_from(&mut self, when: Instant, ev: &mut Event<'_>) {
+    pub(super) fn ask_from(&mut self, when: Instant, ev: &mut LineEvent<'_>) {
         self.serve(when, ev);
         let stays_later = is_on(Mutant::LaterAttemptStaysLater);
         for n in self.requests.serving(&[Serves::Line]) {
@@ -252,7 +252,7 @@ impl Line {
     }
 
     /// The client is closed: all calls end. Those that wait for a reply end by themselves.
-    pub(super) fn close_calls(&mut self, ev: &mut Event<'_>) {
+    pub(super) fn close_calls(&mut self, ev: &mut LineEvent<'_>) {
         let parked = self.waiters.numbers();
         let asking = self.requests.walk();
         let asking = asking.filter(|it| it.caller().is_some() && !it.once);
@@ -263,7 +263,7 @@ impl Line {
     }
 
     /// The client is closed: all requests end that no call's thread waits for.
-    pub(super) fn close_requests(&mut self, ev: &mut Event<'_>) {
+    pub(super) fn close_requests(&mut self, ev: &mut LineEvent<'_>) {
         for n in self.requests.numbers().into_iter().rev() {
             self.retire(n, ev);
         }
@@ -283,7 +283,7 @@ impl Line {
 impl Line {
     /// A release was announced; `is_of_lease` if the lock was held by another holder until then, as
     /// far as is known.
-    pub(super) fn released(&mut self, is_of_lease: bool, ev: &Event<'_>) {
+    pub(super) fn released(&mut self, is_of_lease: bool, ev: &LineEvent<'_>) {
         let was_later = if is_of_lease {
             self.last.released(ev.now)
         } else {
@@ -296,7 +296,7 @@ impl Line {
 
     /// A lease of this client was released: the message is for others, and for calls that do not
     /// wait in the line.
-    pub(super) fn look_beside(&mut self, ev: &mut Event<'_>) {
+    pub(super) fn look_beside(&mut self, ev: &mut LineEvent<'_>) {
         for n in self.requests.later_than(ev.now) {
             if self.requests[n].serves != Serves::Line {
                 self.wake(n, ev.now, ev);
@@ -311,7 +311,7 @@ impl Line {
         next: &Next,
         first: Option<RequestNo>,
         chance: f64,
-        ev: &mut Event<'_>,
+        ev: &mut LineEvent<'_>,
     ) {
         if self.last.released(ev.now) {
             self.plan_last_attempts();
@@ -333,7 +333,7 @@ impl Line {
     }
 
     /// The client that the last plain release has named may have died: the others ask.
-    pub(super) fn look_after_plain(&mut self, ev: &mut Event<'_>) {
+    pub(super) fn look_after_plain(&mut self, ev: &mut LineEvent<'_>) {
         if self.after_plain > ev.now {
             return;
         }
@@ -347,14 +347,14 @@ impl Line {
     }
 
     /// The lock may be free, or a message may have been missed: every request looks.
-    pub(super) fn look(&mut self, ev: &mut Event<'_>) {
+    pub(super) fn look(&mut self, ev: &mut LineEvent<'_>) {
         for n in self.requests.later_than(ev.now) {
             self.wake(n, ev.now, ev);
         }
     }
 
     /// Makes a request look at that instant, if messages wake its call.
-    fn wake(&mut self, n: RequestNo, when: Instant, ev: &Event<'_>) {
+    fn wake(&mut self, n: RequestNo, when: Instant, ev: &LineEvent<'_>) {
         let has_caller = self.requests[n].caller().is_some();
         if !has_caller && !self.wakes(self.requests[n].serves) {
             return;

@@ -10,7 +10,7 @@
 use std::time::Duration;
 
 use crate::clock::Instant;
-use crate::kernel::held::{HeldLease, Inner};
+use crate::kernel::held::{HeldLease, LeaseInner};
 use crate::kernel::holder::Holder;
 use crate::kernel::waiter::CallTerms;
 use crate::lease::handoff::HandoffRun;
@@ -24,7 +24,12 @@ impl HeldLease {
     }
 
     /// Returns the token under which a call could take the lease at `now`.
-    fn next_token(&self, inner: &Inner, wants: &CallTerms, now: Instant) -> Option<FencingToken> {
+    fn next_token(
+        &self,
+        inner: &LeaseInner,
+        wants: &CallTerms,
+        now: Instant,
+    ) -> Option<FencingToken> {
         let is_of_kind = wants.lock.has_local_queue();
         if is_taken_blindly(is_of_kind, inner.lease.covers(now)) {
             return Some(FencingToken::new(inner.token.value() + 1));
@@ -41,7 +46,7 @@ impl HeldLease {
     }
 }
 
-impl Inner {
+impl LeaseInner {
     /// A call takes the lease that lingers; returns its token.
     pub(super) fn relock(
         &mut self,

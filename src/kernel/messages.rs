@@ -138,7 +138,7 @@ impl Kernel {
     /// Checks the lease with this holder id.
     pub(crate) fn suspect(&self, holder: &[u8], now: Instant, fx: &mut Effects) {
         self.for_each(now, fx, |entry, cx| {
-            for held in entry.holding.held.iter() {
+            for held in entry.leases.held.iter() {
                 if held.lease.id.as_str().as_bytes() == holder {
                     cx.change(&held.lease, |it, now| it.lease.suspect(now));
                 }

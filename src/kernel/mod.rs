@@ -7,7 +7,7 @@
 //! a call's thread ─▶ Call ─┐  ┌── messages ── the subscriber
 //! a holder's ──────────────┤  │  ┌── ends, due work ── Engine ◀── the engine thread
 //!                          ▼  ▼  ▼
-//!                          LockEntry ─▶ Line: who waits and asks   Holding: the leases
+//!                          LockEntry ─▶ Line: who waits and asks   OwnLeases
 //!                              │
 //!                              └─▶ Context ─▶ HeldLease, PendingReleases, Schedule
 //! ```
@@ -31,7 +31,6 @@ pub(crate) mod few;
 pub(crate) mod groups;
 pub(crate) mod held;
 pub(crate) mod holder;
-pub(crate) mod holding;
 pub(crate) mod indexed;
 pub(crate) mod last_reply;
 pub(crate) mod lease;
@@ -39,6 +38,7 @@ pub(crate) mod line;
 pub(crate) mod linger;
 pub(crate) mod messages;
 pub(crate) mod operation;
+pub(crate) mod own_leases;
 pub(crate) mod part;
 pub(crate) mod parts;
 pub(crate) mod pending;
@@ -68,7 +68,7 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::kernel::call::{Call, CallState, Step};
-use crate::kernel::context::{Context, Shared};
+use crate::kernel::context::{Context, SharedState};
 use crate::kernel::effects::Effects;
 use crate::kernel::ended::Tally;
 use crate::kernel::entry::LockEntry;
@@ -94,7 +94,7 @@ type Shard = Mutex<NameTable<Box<LockEntry>>>;
 /// The state of a client: an entry for each name that it holds or waits for, and what they share.
 #[derive(Debug)]
 pub(crate) struct Kernel {
-    pub(crate) shared: Shared,
+    pub(crate) shared: SharedState,
     shards: [Shard; SHARDS],
 }
 
@@ -102,7 +102,7 @@ pub(crate) struct Kernel {
 impl Kernel {
     pub(crate) fn new(limits: Limits, owner: &str) -> Self {
         Self {
-            shared: Shared::new(limits, owner),
+            shared: SharedState::new(limits, owner),
             shards: Default::default(),
         }
     }
@@ -189,7 +189,7 @@ impl Kernel {
     ) -> Option<T> {
         let name = lock.keys().key(0).name;
         let shard = self.shard(name).lock();
-        let mut held = shard.get(name)?.holding.held.iter();
+        let mut held = shard.get(name)?.leases.held.iter();
         let held = held.find(|held| held.lease.id == *id)?;
         Some(act(&held.lease))
     }
@@ -269,9 +269,9 @@ impl Kernel {
         let [mut held, mut lingering, mut waiting] = [0; 3];
         for shard in &self.shards {
             for entry in shard.lock().values() {
-                match entry.holding.lingering() {
+                match entry.leases.lingering() {
                     Some(_) => lingering += 1,
-                    None => held += entry.holding.held.len() as u64,
+                    None => held += entry.leases.held.len() as u64,
                 }
                 waiting += entry.line.waiters.len() as u64;
             }
@@ -340,7 +340,7 @@ impl Kernel {
     pub(crate) fn look_at_wall_clock(&self, at_start: Duration, now: Instant, fx: &mut Effects) {
         if self.shared.wall_clock.look(now, at_start) {
             self.for_each(now, fx, |entry, cx| {
-                for held in entry.holding.held.iter() {
+                for held in entry.leases.held.iter() {
                     cx.distrust(&held.lease);
                 }
             });

@@ -162,7 +162,7 @@ impl Kernel {
             .filter(|entry| entry.line.last.has_failed())?;
         let at = entry.line.gives_up_at(
             start,
-            entry.holding.own(),
+            entry.leases.own(),
             self.shared.limits.unreachable_for,
         );
         Some((entry.line.failure(start), at))

@@ -71,12 +71,12 @@ pub(super) struct Pending {
     /// It undoes a command that ended after the client was closed.
     pub(super) is_awaited: bool,
     /// What was learnt while it was in flight: a command that was sent before may have run before.
-    pub(super) news: Option<News>,
+    pub(super) news: Option<IdNews>,
 }
 
 /// What the client has learnt about an id whose release is in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum News {
+pub(super) enum IdNews {
     /// Redis holds something under it.
     Seen,
     /// Its acquiring command has ended.
@@ -244,7 +244,7 @@ impl PendingReleases {
         if let Some(serial) = self.serial_of(&release.lock, &release.id) {
             self.prolong(serial, release.until);
             if release.ends_by == Proof::AnyAnswer {
-                self.learn(serial, News::HasEnded);
+                self.learn(serial, IdNews::HasEnded);
             }
             return;
         }
@@ -313,7 +313,7 @@ impl PendingReleases {
     pub(crate) fn seen(&mut self, id: &HolderId) {
         let serials: Vec<u64> = self.serials(id).collect();
         for serial in serials {
-            self.learn(serial, News::Seen);
+            self.learn(serial, IdNews::Seen);
         }
     }
 
@@ -328,7 +328,7 @@ impl PendingReleases {
 
     /// Applies news about an id. A release that is in flight learns them when its command ends:
     /// that may have run before what the client has just learnt.
-    pub(super) fn learn(&mut self, serial: u64, news: News) {
+    pub(super) fn learn(&mut self, serial: u64, news: IdNews) {
         if let Some(pending) = self.pending.get_mut(&serial)
             && pending.due.is_none()
             && !is_on(Mutant::NewsEndTheReleaseInFlight)
@@ -336,7 +336,7 @@ impl PendingReleases {
             pending.news = pending.news.max(Some(news));
             return;
         }
-        if news == News::HasEnded {
+        if news == IdNews::HasEnded {
             self.needs(serial, Proof::AnyAnswer);
         }
         self.send_next(serial);

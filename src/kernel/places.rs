@@ -9,7 +9,7 @@ use crate::config::LeaseTerms;
 use crate::holder_id::HolderId;
 use crate::kernel::answers::{Win, fits, too_short, untaken};
 use crate::kernel::command::Listens;
-use crate::kernel::event::{Event, IdFate, Known};
+use crate::kernel::event::{IdFate, KnownHolder, LineEvent};
 use crate::kernel::failure::{Failure, Refused};
 use crate::kernel::fault::{Fault, unexpected};
 use crate::kernel::held::Grant;
@@ -40,7 +40,7 @@ impl Line {
         (id, listens): (&HolderId, Listens),
         sent: Instant,
         remaining: Option<Duration>,
-        ev: &mut Event<'_>,
+        ev: &mut LineEvent<'_>,
     ) {
         let again = self.take_again(n);
         let at = self.refresh_at(n, sent, remaining, ev.now).min(again);
@@ -109,7 +109,7 @@ impl Line {
 
     /// The pause of a call that was at the front, until `at`, holds nobody else up: that call has
     /// left, or one that does not wait for pauses has come.
-    pub(super) fn end_pause(&mut self, at: Instant, ev: &Event<'_>) {
+    pub(super) fn end_pause(&mut self, at: Instant, ev: &LineEvent<'_>) {
         let until = match self.backs_off_until(Serves::Line) {
             Some(until) => until,
             None => self.asks_from().max(ev.now),
@@ -124,7 +124,7 @@ impl Line {
     }
 
     /// A call has parked behind its request: its policy decides when that asks again.
-    pub(super) fn pace(&mut self, no: WaiterNo, ev: &mut Event<'_>) {
+    pub(super) fn pace(&mut self, no: WaiterNo, ev: &mut LineEvent<'_>) {
         let front = self.waiters.front().map(|front| (front.no, front.retry_at));
         if let Some((_, at)) = front.filter(|_| self.wakes(Serves::Line)) {
             self.end_pause(at, ev);
@@ -165,7 +165,7 @@ impl Line {
         id: &HolderId,
         tokens: TokenBlock,
         in_queue: bool,
-        ev: &mut Event<'_>,
+        ev: &mut LineEvent<'_>,
     ) {
         let longest = self.requests[n].key_may_get();
         ev.ids.push(IdFate::InUse(id.clone(), n));
@@ -186,7 +186,7 @@ impl Line {
         no: RequestNo,
         id: &HolderId,
         tokens: TokenBlock,
-        ev: &mut Event<'_>,
+        ev: &mut LineEvent<'_>,
     ) -> Option<Win<'static>> {
         let n = self.requests.existing(no)?;
         let request = &self.requests[n];
@@ -209,7 +209,7 @@ impl Line {
         n: RequestNo,
         (id, tokens): (&HolderId, TokenBlock),
         seen: Instant,
-        ev: &mut Event<'_>,
+        ev: &mut LineEvent<'_>,
     ) -> Option<Win<'static>> {
         self.note_contended(ev.now);
         self.last.silent_since = None;
@@ -248,7 +248,7 @@ impl Line {
         (id, tokens, in_queue): (&HolderId, TokenBlock, bool),
         lease: LeaseState,
         terms: &LeaseTerms,
-        ev: &mut Event<'_>,
+        ev: &mut LineEvent<'_>,
     ) -> Win<'static> {
         let grant = Grant {
             id: id.clone(),
@@ -279,8 +279,8 @@ impl Line {
         &mut self,
         of: &[(RequestNo, HolderId)],
         end: Result<Answer, Fault>,
-        (sent, known): (Instant, Known),
-        ev: &mut Event<'_>,
+        (sent, known): (Instant, KnownHolder),
+        ev: &mut LineEvent<'_>,
     ) -> Option<(Vec<Refreshed>, Option<Refused>)> {
         decided(of.len());
         let (found, by) = match end {
@@ -311,7 +311,7 @@ impl Line {
         (no, id): &(RequestNo, HolderId),
         found: Refreshed,
         (sent, by): (Instant, &Option<Refused>),
-        ev: &mut Event<'_>,
+        ev: &mut LineEvent<'_>,
     ) -> Option<Win<'static>> {
         let (n, seen) = self.place(*no, id)?;
         self.requests.change(n).failures = 0;
@@ -346,7 +346,7 @@ impl Line {
         sent: Instant,
         remaining: Option<Duration>,
         by: &Option<Refused>,
-        ev: &mut Event<'_>,
+        ev: &mut LineEvent<'_>,
     ) {
         self.note_waited(n, ev);
         let no = self.requests[n].no;
@@ -377,7 +377,7 @@ impl Line {
         of: &[(RequestNo, HolderId)],
         fault: &Fault,
         sent: Instant,
-        ev: &mut Event<'_>,
+        ev: &mut LineEvent<'_>,
     ) {
         for (no, id) in of {
             let Some((n, _)) = self.place(*no, id) else {
@@ -412,7 +412,7 @@ impl Line {
         terms: &LeaseTerms,
         end: Result<Answer, Fault>,
         sent: Instant,
-        ev: &mut Event<'_>,
+        ev: &mut LineEvent<'_>,
     ) -> Option<Win<'static>> {
         let n = self.requests.existing(no)?;
         let (tokens, in_queue, longest) = match &self.requests[n].state {
@@ -470,7 +470,7 @@ impl Line {
     }
 
     /// Others get the lock: through this link it cannot be held.
-    fn confirmed_too_late(&mut self, n: RequestNo, id: &HolderId, ev: &mut Event<'_>) {
+    fn confirmed_too_late(&mut self, n: RequestNo, id: &HolderId, ev: &mut LineEvent<'_>) {
         if self.requests[n].flight.is_some() {
             return self.retry_confirming(n, ev);
         }
@@ -479,7 +479,7 @@ impl Line {
         self.retire(n, ev);
     }
 
-    fn retry_confirming(&mut self, n: RequestNo, ev: &mut Event<'_>) {
+    fn retry_confirming(&mut self, n: RequestNo, ev: &mut LineEvent<'_>) {
         let mut request = self.requests.change(n);
         let failures = request.failures;
         request.failures = failures.saturating_add(1);

@@ -8,7 +8,7 @@ use crate::clock::Instant;
 use crate::error::Cause;
 use crate::kernel::answers::ForCaller;
 use crate::kernel::command::Attempt;
-use crate::kernel::event::{Event, Known};
+use crate::kernel::event::{KnownHolder, LineEvent};
 use crate::kernel::failure::{Failure, Refused};
 use crate::kernel::line::Line;
 use crate::kernel::places::{UNSUBSCRIBED, next_attempt};
@@ -38,8 +38,8 @@ impl Line {
         n: RequestNo,
         flight: &Flight,
         by: RefusedName,
-        (sent, known): (Instant, Known),
-        ev: &mut Event<'_>,
+        (sent, known): (Instant, KnownHolder),
+        ev: &mut LineEvent<'_>,
     ) -> ForCaller {
         let is_own_id = by.holder == flight.id.as_str().as_bytes();
         if is_own_id && flight.attempt.enters() {
@@ -95,8 +95,8 @@ impl Line {
         n: RequestNo,
         flight: &Flight,
         by: &RefusedName,
-        (sent, known): (Instant, Known),
-        ev: &mut Event<'_>,
+        (sent, known): (Instant, KnownHolder),
+        ev: &mut LineEvent<'_>,
     ) -> ForCaller {
         self.last.answered(sent, ev.now);
         self.requests.change(n).failures = 0;
@@ -125,7 +125,7 @@ impl Line {
     pub(super) fn is_of_nobody(
         &self,
         by: &RefusedName,
-        known: Known,
+        known: KnownHolder,
         is_for_deadline: bool,
     ) -> bool {
         if is_on(Mutant::OwnIdRefuses) {
@@ -158,7 +158,7 @@ impl Line {
         n: RequestNo,
         flight: &Flight,
         by: Refused,
-        ev: &mut Event<'_>,
+        ev: &mut LineEvent<'_>,
     ) -> ForCaller {
         let request = self.requests.remove(n);
         ev.forget(&flight.id);
@@ -179,7 +179,7 @@ impl Line {
         &mut self,
         n: RequestNo,
         remaining: Option<Duration>,
-        ev: &mut Event<'_>,
+        ev: &mut LineEvent<'_>,
     ) {
         let again = self.take_again(n);
         let request = &self.requests[n];
@@ -244,7 +244,7 @@ impl Line {
         flight: &Flight,
         (pause, cause): (Duration, &'static str),
         sent: Instant,
-        ev: &mut Event<'_>,
+        ev: &mut LineEvent<'_>,
     ) {
         ev.forget_attempt(&flight.id);
         if pause.is_zero() {
@@ -287,7 +287,7 @@ impl Line {
     }
 
     /// The command said nothing about the lock: the next one is sent at once.
-    fn ask_again(&mut self, n: RequestNo, sent: Instant, ev: &mut Event<'_>) {
+    fn ask_again(&mut self, n: RequestNo, sent: Instant, ev: &mut LineEvent<'_>) {
         if let Some(part) = &mut self.requests.change(n).part {
             part.is_sent = false;
         }
@@ -299,7 +299,7 @@ impl Line {
     }
 
     /// A part was not granted: its call ends, if it has not left.
-    fn refuse_part(&mut self, n: RequestNo, refused: Refused, ev: &mut Event<'_>) {
+    fn refuse_part(&mut self, n: RequestNo, refused: Refused, ev: &mut LineEvent<'_>) {
         let receiver = self.receiver(&self.requests[n]);
         self.set_due(n, ev.now);
         if let Receiver::Waiter(no) = receiver {

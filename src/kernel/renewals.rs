@@ -37,7 +37,7 @@ pub(crate) trait Route {
 }
 
 /// The end of a renewal that one command for many leases has carried.
-pub(super) enum Renewed {
+pub(super) enum JointEnd {
     Ended(LeaseWork, Result<Answer, Fault>),
     /// It says nothing of this lease: a command of its own renews that, unless the lease has ended,
     /// and this is the end then.
@@ -146,15 +146,15 @@ impl Joint {
 /// An error reply is about the command, and not about each lease: a key that has another type, or
 /// that the user may not write, must not end the others. Each lease is then renewed by a command of
 /// its own, at once.
-pub(super) fn renewed(works: Vec<LeaseWork>, end: Result<Answer, Fault>) -> Vec<Renewed> {
+pub(super) fn renewed(works: Vec<LeaseWork>, end: Result<Answer, Fault>) -> Vec<JointEnd> {
     let mut found = match end {
         Ok(Answer::Renewed(found)) if found.len() == works.len() => found,
         Err(fault) if fault.is_of_server() => {
-            let alone = |work| Renewed::Alone(work, fault.clone());
+            let alone = |work| JointEnd::Alone(work, fault.clone());
             return works.into_iter().map(alone).collect();
         }
         end => {
-            let ended = |work| Renewed::Ended(work, end.clone());
+            let ended = |work| JointEnd::Ended(work, end.clone());
             return works.into_iter().map(ended).collect();
         }
     };
@@ -166,11 +166,11 @@ pub(super) fn renewed(works: Vec<LeaseWork>, end: Result<Answer, Fault>) -> Vec<
     let end = |(work, state): (LeaseWork, KeyState)| match state {
         // WAIT counts for a command that has renewed all.
         KeyState::Ours if !are_all_ours && work.lease.replicas().is_some() => {
-            Renewed::Alone(work, Fault::NotRun(Cause::text("not acknowledged")))
+            JointEnd::Alone(work, Fault::NotRun(Cause::text("not acknowledged")))
         }
-        KeyState::Ours => Renewed::Ended(work, Ok(Answer::Ours)),
-        KeyState::Gone => Renewed::Ended(work, Ok(Answer::Gone)),
-        KeyState::Foreign => Renewed::Ended(work, Ok(Answer::Foreign(Vec::new()))),
+        KeyState::Ours => JointEnd::Ended(work, Ok(Answer::Ours)),
+        KeyState::Gone => JointEnd::Ended(work, Ok(Answer::Gone)),
+        KeyState::Foreign => JointEnd::Ended(work, Ok(Answer::Foreign(Vec::new()))),
     };
     of_each.map(end).collect()
 }

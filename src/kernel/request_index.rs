@@ -12,7 +12,7 @@ pub(crate) struct Requests(Indexed<Request>);
 
 /// Under what a request is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Key {
+pub(super) enum RequestKey {
     Serves(Serves),
     /// When its next command is due.
     Due(Instant),
@@ -36,7 +36,7 @@ pub(super) enum Key {
     Retry,
 }
 
-impl Key {
+impl RequestKey {
     fn instant(self) -> Option<Instant> {
         match self {
             Self::Due(at)
@@ -52,10 +52,10 @@ impl Key {
 }
 
 impl Keyed for Request {
-    type Key = Key;
+    type Key = RequestKey;
 
-    fn keys(&self, mut found: impl FnMut(Key)) {
-        found(Key::Serves(self.serves));
+    fn keys(&self, mut found: impl FnMut(RequestKey)) {
+        found(RequestKey::Serves(self.serves));
         let (mut act, mut latest) = (Instant::NEVER, Instant::NEVER);
         let mut known = self
             .flight
@@ -64,29 +64,29 @@ impl Keyed for Request {
         match &self.state {
             RequestState::Due(at) => {
                 if self.once || self.lock.queue().is_none() {
-                    found(Key::Retry);
+                    found(RequestKey::Retry);
                 }
-                found(Key::Due(*at));
+                found(RequestKey::Due(*at));
                 latest = *at;
             }
             RequestState::Queued(place) => {
-                found(Key::Queued);
+                found(RequestKey::Queued);
                 known = place.seen;
                 if place.refreshing {
-                    found(Key::Again(self.again));
+                    found(RequestKey::Again(self.again));
                 } else {
                     self.group()
                         .into_iter()
-                        .for_each(|group| found(Key::Refresh(group)));
+                        .for_each(|group| found(RequestKey::Refresh(group)));
                     (act, latest) = (place.refresh_at, place.awake_by());
                 }
             }
             RequestState::Sent => {
-                found(Key::Again(self.again));
+                found(RequestKey::Again(self.again));
                 let flight = self.flight.as_ref();
                 flight
                     .into_iter()
-                    .for_each(|flight| found(Key::Sent(flight.sent)));
+                    .for_each(|flight| found(RequestKey::Sent(flight.sent)));
             }
             RequestState::Confirming(grant) if !grant.renewing => {
                 (act, latest) = (grant.retry_at, grant.retry_at);
@@ -94,17 +94,20 @@ impl Keyed for Request {
             RequestState::Confirming(_) | RequestState::Won(_) => {}
         }
         if act < Instant::NEVER {
-            found(Key::Act(act));
+            found(RequestKey::Act(act));
         }
         if latest < Instant::NEVER {
-            found(Key::Latest(latest));
+            found(RequestKey::Latest(latest));
         }
-        found(Key::Known(known));
+        found(RequestKey::Known(known));
         if let Some(flight) = &self.flight
             && matches!(flight.sender, Sender::Caller(_))
             && !matches!(self.state, RequestState::Won(_))
         {
-            found(Key::OfCaller(self.serves == Serves::Line, flight.sent));
+            found(RequestKey::OfCaller(
+                self.serves == Serves::Line,
+                flight.sent,
+            ));
         }
     }
 }
@@ -158,7 +161,7 @@ impl Requests {
 
     /// Returns the requests that serve one of these, in the order of their numbers.
     pub(super) fn serving(&self, of: &[Serves]) -> Vec<RequestNo> {
-        let of = of.iter().map(|serves| Key::Serves(*serves));
+        let of = of.iter().map(|serves| RequestKey::Serves(*serves));
         let mut found: Vec<RequestNo> = of.flat_map(|key| self.under(key..=key)).collect();
         found.sort_unstable();
         found
@@ -166,48 +169,53 @@ impl Requests {
 
     /// Returns whether a request has a place in the queue.
     pub(super) fn has_place(&self) -> bool {
-        self.first(Key::Queued..=Key::Queued).is_some()
+        self.first(RequestKey::Queued..=RequestKey::Queued)
+            .is_some()
     }
 
     /// Returns the requests whose places the next refresh of a group includes.
     pub(super) fn to_refresh(&self, group: RefreshGroup) -> Vec<RequestNo> {
-        let key = Key::Refresh(group);
+        let key = RequestKey::Refresh(group);
         self.under(key..=key).collect()
     }
 
     /// Returns the requests whose next commands are due, and that the end of an undo makes sooner.
     pub(super) fn to_retry(&self) -> Vec<RequestNo> {
-        self.under(Key::Retry..=Key::Retry).collect()
+        self.under(RequestKey::Retry..=RequestKey::Retry).collect()
     }
 
     /// Returns the requests whose commands were sent, and have no reply yet.
     pub(super) fn sent(&self) -> impl Iterator<Item = RequestNo> {
-        self.under(Key::Sent(Instant::START)..=Key::Sent(Instant::NEVER))
+        self.under(RequestKey::Sent(Instant::START)..=RequestKey::Sent(Instant::NEVER))
     }
 
     // ------------------------------------------------------------------ by instant
 
     /// Returns when the engine must look at a request, and by when it must be awake for that.
     pub(super) fn next(&self) -> [Instant; 2] {
-        let first =
-            |key: fn(Instant) -> Key| self.first_at(key, Instant::START).unwrap_or(Instant::NEVER);
-        [first(Key::Due).min(first(Key::Act)), first(Key::Latest)]
+        let first = |key: fn(Instant) -> RequestKey| {
+            self.first_at(key, Instant::START).unwrap_or(Instant::NEVER)
+        };
+        [
+            first(RequestKey::Due).min(first(RequestKey::Act)),
+            first(RequestKey::Latest),
+        ]
     }
 
     /// Returns the requests whose next commands are due, in the order of their numbers.
     pub(super) fn to_ask(&self, now: Instant) -> Vec<RequestNo> {
-        self.by_then(Key::Due, now)
+        self.by_then(RequestKey::Due, now)
     }
 
     /// Returns the requests whose places or grants are due, in the order of their numbers.
     pub(super) fn to_act(&self, now: Instant) -> Vec<RequestNo> {
-        self.by_then(Key::Act, now)
+        self.by_then(RequestKey::Act, now)
     }
 
     /// Returns the requests that look later than `at`, in the order of their numbers.
     pub(super) fn later_than(&self, at: Instant) -> Vec<RequestNo> {
         let after = at.after(Duration::from_nanos(1));
-        let acts = self.under(Key::Act(after)..=Key::Act(Instant::NEVER));
+        let acts = self.under(RequestKey::Act(after)..=RequestKey::Act(Instant::NEVER));
         let mut later = self.unplaced_later_than(at);
         later.extend(acts);
         later.sort_unstable();
@@ -217,26 +225,26 @@ impl Requests {
     /// Returns those of them that have no place, or whose places are being refreshed.
     pub(super) fn unplaced_later_than(&self, at: Instant) -> Vec<RequestNo> {
         let after = at.after(Duration::from_nanos(1));
-        let due = self.under(Key::Due(after)..=Key::Due(Instant::NEVER));
-        let again = self.under(Key::Again(after)..=Key::Again(Instant::NEVER));
+        let due = self.under(RequestKey::Due(after)..=RequestKey::Due(Instant::NEVER));
+        let again = self.under(RequestKey::Again(after)..=RequestKey::Again(Instant::NEVER));
         due.chain(again).collect()
     }
 
     /// Returns whether nothing is known of a request since then.
     pub(super) fn has_missed(&self, since: Instant) -> bool {
-        let keys = Key::Known(Instant::START)..=Key::Known(since);
+        let keys = RequestKey::Known(Instant::START)..=RequestKey::Known(since);
         self.first(keys).is_some()
     }
 
     /// Returns when the first of the commands was sent that have no reply yet.
     pub(super) fn under_way(&self) -> Option<Instant> {
-        self.first_at(Key::Sent, Instant::START)
+        self.first_at(RequestKey::Sent, Instant::START)
     }
 
     /// Returns when the first of the commands was sent, from then on, that the threads of calls
     /// have under way: for the line, or for themselves.
     pub(super) fn first_of_callers(&self, of_line: bool, from: Instant) -> Option<Instant> {
-        self.first_at(|at| Key::OfCaller(of_line, at), from)
+        self.first_at(|at| RequestKey::OfCaller(of_line, at), from)
     }
 
     /// Returns the requests whose commands the threads of calls have sent between these instants.
@@ -244,7 +252,7 @@ impl Requests {
         if from > to {
             return Vec::new();
         }
-        let keys = Key::OfCaller(of_line, from)..=Key::OfCaller(of_line, to);
+        let keys = RequestKey::OfCaller(of_line, from)..=RequestKey::OfCaller(of_line, to);
         self.under(keys).collect()
     }
 
@@ -252,29 +260,29 @@ impl Requests {
     pub(super) fn first_places(&self) -> Vec<RequestNo> {
         let groups = RefreshGroup::ALL.into_iter();
         let first = groups.filter_map(|group| {
-            let key = Key::Refresh(group);
+            let key = RequestKey::Refresh(group);
             self.0.first(key..=key)
         });
         first.map(|(_, no)| no).collect()
     }
 
     /// Returns the requests that have a key of one kind up to `now`, in the order of their numbers.
-    fn by_then(&self, key: impl Fn(Instant) -> Key, now: Instant) -> Vec<RequestNo> {
+    fn by_then(&self, key: impl Fn(Instant) -> RequestKey, now: Instant) -> Vec<RequestNo> {
         let mut due: Vec<RequestNo> = self.under(key(Instant::START)..=key(now)).collect();
         due.sort_unstable();
         due
     }
 
     /// Returns the first instant, from then on, of the keys of one kind.
-    fn first_at(&self, key: impl Fn(Instant) -> Key, from: Instant) -> Option<Instant> {
+    fn first_at(&self, key: impl Fn(Instant) -> RequestKey, from: Instant) -> Option<Instant> {
         self.first(key(from)..=key(Instant::NEVER))?.instant()
     }
 
-    fn first(&self, keys: RangeInclusive<Key>) -> Option<Key> {
+    fn first(&self, keys: RangeInclusive<RequestKey>) -> Option<RequestKey> {
         self.0.first(keys).map(|(key, _)| key)
     }
 
-    fn under(&self, keys: RangeInclusive<Key>) -> impl Iterator<Item = RequestNo> {
+    fn under(&self, keys: RangeInclusive<RequestKey>) -> impl Iterator<Item = RequestNo> {
         self.0.range(keys).map(|(_, no)| no)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::clock::Instant;
 use crate::config::LeaseTerms;
 use crate::kernel::command::{Attempt, Command, Listens, What};
-use crate::kernel::event::{Event, IdFate};
+use crate::kernel::event::{IdFate, LineEvent};
 use crate::kernel::lease::GRACE;
 use crate::kernel::line::Line;
 use crate::kernel::request::{Asked, Flight, Request, RequestNo, RequestState, Sender, Serves};
@@ -65,7 +65,7 @@ impl Line {
         serves: Serves,
         lock: &Arc<dyn Primitive>,
         terms: LeaseTerms,
-        ev: &Event<'_>,
+        ev: &LineEvent<'_>,
     ) -> RequestNo {
         let no = ev.numbers.next();
         let request = Request::new(no, serves, lock, terms, ev.now);
@@ -79,7 +79,7 @@ impl Line {
         n: RequestNo,
         sender: Sender,
         wait: Option<&Wait>,
-        ev: &mut Event<'_>,
+        ev: &mut LineEvent<'_>,
     ) -> (Command, Asked) {
         let flight = self.next_flight(n, sender, wait, ev);
         let request = &self.requests[n];
@@ -128,7 +128,7 @@ impl Line {
         n: RequestNo,
         sender: Sender,
         wait: Option<&Wait>,
-        ev: &mut Event<'_>,
+        ev: &mut LineEvent<'_>,
     ) -> Flight {
         let served_wake = wait.is_some_and(Wait::is_woken) || self.wakes(self.requests[n].serves);
         let is_contended = ev.now < self.contended_until() && served_wake;
@@ -163,7 +163,7 @@ impl Line {
     }
 
     /// Calls give up if the command that is sent now gets no reply for too long.
-    pub(super) fn touch_silence(&mut self, ev: &Event<'_>) {
+    pub(super) fn touch_silence(&mut self, ev: &LineEvent<'_>) {
         if is_on(Mutant::EachCallIsAsked) {
             self.waiters.walk().for_each(drop);
         }
@@ -191,7 +191,7 @@ impl Line {
     }
 
     /// Makes somebody ask for the line at `at`, if its calls wait for nothing else.
-    pub(super) fn serve(&mut self, at: Instant, ev: &Event<'_>) {
+    pub(super) fn serve(&mut self, at: Instant, ev: &LineEvent<'_>) {
         if ev.own.line_waits || self.line_request().is_some() {
             return;
         }
@@ -204,7 +204,7 @@ impl Line {
     }
 
     /// Parks a call: adds it to the list that its kind waits in, and makes somebody ask.
-    pub(super) fn park(&mut self, waiter: Waiter, at_front: bool, ev: &Event<'_>) {
+    pub(super) fn park(&mut self, waiter: Waiter, at_front: bool, ev: &LineEvent<'_>) {
         if ev.own.excludes(waiter.lock.is_shared()) {
             waiter.note_waited();
         }
@@ -236,7 +236,7 @@ impl Line {
 
     /// A reply has refused the lock to the calls that a request serves: they have waited, and a
     /// message has woken them in vain.
-    pub(super) fn note_waited(&mut self, n: RequestNo, ev: &mut Event<'_>) {
+    pub(super) fn note_waited(&mut self, n: RequestNo, ev: &mut LineEvent<'_>) {
         if std::mem::take(&mut self.requests.change(n).woken) {
             ev.fx.wakes += 1;
             ev.fx.spurious_wakes += 1;
@@ -253,7 +253,7 @@ impl Line {
     }
 
     /// A call leaves without an outcome: what asks on its behalf ends if it serves nobody else.
-    pub(super) fn leave(&mut self, no: WaiterNo, ev: &mut Event<'_>) {
+    pub(super) fn leave(&mut self, no: WaiterNo, ev: &mut LineEvent<'_>) {
         self.remove_waiter(no, ev);
         if !is_on(Mutant::LeavingKeepsThePlace) {
             self.retire_of(no, ev);
@@ -261,23 +261,23 @@ impl Line {
     }
 
     /// Ends the requests that served a call which has left, unless they serve others.
-    pub(super) fn retire_of(&mut self, no: WaiterNo, ev: &mut Event<'_>) {
+    pub(super) fn retire_of(&mut self, no: WaiterNo, ev: &mut LineEvent<'_>) {
         self.retire_each(&[Serves::Line, Serves::One(no)], ev);
     }
 
     /// Ends the requests that served only a call which has left.
-    pub(super) fn retire_own(&mut self, no: WaiterNo, ev: &mut Event<'_>) {
+    pub(super) fn retire_own(&mut self, no: WaiterNo, ev: &mut LineEvent<'_>) {
         self.retire_each(&[Serves::One(no)], ev);
     }
 
-    fn retire_each(&mut self, of: &[Serves], ev: &mut Event<'_>) {
+    fn retire_each(&mut self, of: &[Serves], ev: &mut LineEvent<'_>) {
         for n in self.requests.serving(of).into_iter().rev() {
             self.retire(n, ev);
         }
     }
 
     /// Ends a request if it serves nobody: at once, unless its command is under way.
-    pub(super) fn retire(&mut self, n: RequestNo, ev: &mut Event<'_>) {
+    pub(super) fn retire(&mut self, n: RequestNo, ev: &mut LineEvent<'_>) {
         let request = &self.requests[n];
         let has_caller = request.caller().is_some();
         if is_on(Mutant::CallerIsNotServed) && has_caller && self.waiters.in_line() == 0 {
@@ -313,7 +313,7 @@ impl Line {
 
     /// The command of a request for a part has ended otherwise than its call wants: the call ends,
     /// if it does not wait.
-    pub(super) fn end_part(&mut self, n: RequestNo, ev: &mut Event<'_>) {
+    pub(super) fn end_part(&mut self, n: RequestNo, ev: &mut LineEvent<'_>) {
         let request = &self.requests[n];
         if !request.is_part_over() || !matches!(request.state, RequestState::Due(_)) {
             return;
@@ -328,6 +328,6 @@ impl Line {
 }
 
 /// Returns when the engine first looks at a command that a caller sent at `sent`, to end it.
-pub(super) fn caller_overdue_at(sent: Instant, ev: &Event<'_>) -> Instant {
+pub(super) fn caller_overdue_at(sent: Instant, ev: &LineEvent<'_>) -> Instant {
     sent.after(ev.limits.command_timeout).after(GRACE)
 }

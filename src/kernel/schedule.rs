@@ -24,7 +24,7 @@ pub(crate) enum Item {
 
 /// The items that are due.
 #[derive(Debug, Default)]
-pub(super) struct Taken {
+pub(super) struct DueNow {
     pub(super) leases: Vec<Arc<HeldLease>>,
     pub(super) items: Vec<Item>,
 }
@@ -131,8 +131,8 @@ impl Schedule {
             .unwrap_or(Instant::NEVER)
     }
 
-    pub(super) fn take(&mut self, now: Instant) -> Taken {
-        let mut taken = Taken::default();
+    pub(super) fn take(&mut self, now: Instant) -> DueNow {
+        let mut taken = DueNow::default();
         // Leases that are due soon are renewed together with those that are due.
         let soon = now.after(RENEWAL_WINDOW);
         let most = at_most(Bound::Together, MOST_TOGETHER);

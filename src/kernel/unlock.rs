@@ -58,7 +58,7 @@ impl Kernel {
     ) -> Option<Arc<HeldLease>> {
         let name = lock.keys().key(0).name;
         let held = self.with_existing(name, now, fx, |entry, cx| {
-            let lease = entry.holding.excludes(lock.is_shared());
+            let lease = entry.leases.excludes(lock.is_shared());
             lease.filter(|lease| lease.covers(cx.now)).cloned()
         });
         held.flatten()
@@ -74,12 +74,12 @@ impl Kernel {
         fx: &mut Effects,
     ) -> (bool, bool) {
         let held = self.with_existing(lock.keys().key(0).name, now, fx, |entry, _| {
-            let mut held = entry.holding.held.iter();
+            let mut held = entry.leases.held.iter();
             let is_its = held.any(|held| held.lease.thread() == Some(thread));
-            let is_full = entry.holding.held.len() >= entry.holding.capacity;
+            let is_full = entry.leases.held.len() >= entry.leases.capacity;
             (
                 is_its && is_full,
-                entry.holding.excludes(lock.is_shared()).is_some(),
+                entry.leases.excludes(lock.is_shared()).is_some(),
             )
         });
         held.unwrap_or_default()
@@ -215,7 +215,7 @@ impl Kernel {
     /// Returns whether the lease with this id lingers under a name.
     pub(crate) fn lingers(&self, name: &Name, id: &HolderId) -> bool {
         let shard = self.shard(name).lock();
-        let lease = shard.get(name).and_then(|entry| entry.holding.lingering());
+        let lease = shard.get(name).and_then(|entry| entry.leases.lingering());
         lease.is_some_and(|lease| lease.id == *id)
     }
 

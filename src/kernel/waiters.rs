@@ -16,14 +16,14 @@ pub(crate) struct Waiters {
 
 #[derive(Debug, Default)]
 struct Lists {
-    calls: Indexed<Parked>,
+    calls: Indexed<ParkedCall>,
     in_line: usize,
     /// How many are woken by messages, and have waited.
     listeners: usize,
 }
 
 #[derive(Debug)]
-struct Parked {
+struct ParkedCall {
     waiter: Waiter,
     list: List,
     /// Its place in the list.
@@ -38,7 +38,7 @@ enum List {
 
 /// Under what a call is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Key {
+enum WaiterKey {
     In(List, i64),
     /// It is woken by messages.
     Woken(List, i64),
@@ -50,7 +50,7 @@ enum Key {
     Deadline(Instant),
 }
 
-impl Key {
+impl WaiterKey {
     /// The keys of all calls, in the order of a walk.
     fn all() -> RangeInclusive<Self> {
         Self::In(List::Line, i64::MIN)..=Self::In(List::Own, i64::MAX)
@@ -74,28 +74,28 @@ impl Key {
     }
 }
 
-impl Keyed for Parked {
-    type Key = Key;
+impl Keyed for ParkedCall {
+    type Key = WaiterKey;
 
-    fn keys(&self, mut found: impl FnMut(Key)) {
+    fn keys(&self, mut found: impl FnMut(WaiterKey)) {
         let waiter = &self.waiter;
-        found(Key::In(self.list, self.order));
+        found(WaiterKey::In(self.list, self.order));
         if waiter.wait.is_woken() {
-            found(Key::Woken(self.list, self.order));
+            found(WaiterKey::Woken(self.list, self.order));
         }
-        found(Key::Start(waiter.start));
+        found(WaiterKey::Start(waiter.start));
         if waiter.ask_at < Instant::NEVER {
-            found(Key::Ask(waiter.ask_at));
+            found(WaiterKey::Ask(waiter.ask_at));
         } else if waiter.deadline < Instant::NEVER {
-            found(Key::HasAsked);
+            found(WaiterKey::HasAsked);
         }
         if waiter.deadline < Instant::NEVER {
-            found(Key::Deadline(waiter.deadline));
+            found(WaiterKey::Deadline(waiter.deadline));
         }
     }
 }
 
-impl Parked {
+impl ParkedCall {
     fn is_listener(&self) -> bool {
         self.waiter.wait.is_woken() && self.waiter.cell.has_waited()
     }
@@ -122,15 +122,15 @@ impl Waiters {
         self.parked(no).is_some_and(|it| it.list == List::Line)
     }
 
-    fn parked(&self, no: WaiterNo) -> Option<&Parked> {
+    fn parked(&self, no: WaiterNo) -> Option<&ParkedCall> {
         self.lists.as_ref()?.calls.get(no)
     }
 
     // ------------------------------------------------------------------ the lists
 
     pub(super) fn push_front(&mut self, waiter: Waiter) {
-        let order = match self.first(Key::all_in(List::Line)) {
-            Some((Key::In(_, first), _)) => first - 1,
+        let order = match self.first(WaiterKey::all_in(List::Line)) {
+            Some((WaiterKey::In(_, first), _)) => first - 1,
             _ => 0,
         };
         self.add(waiter, List::Line, order);
@@ -147,8 +147,8 @@ impl Waiters {
 
     fn push_last(&mut self, waiter: Waiter, list: List) {
         let calls = self.lists.as_ref().map(|lists| &lists.calls);
-        let order = match calls.and_then(|calls| calls.last(Key::all_in(list))) {
-            Some((Key::In(_, last), _)) => last + 1,
+        let order = match calls.and_then(|calls| calls.last(WaiterKey::all_in(list))) {
+            Some((WaiterKey::In(_, last), _)) => last + 1,
             _ => 0,
         };
         self.add(waiter, list, order);
@@ -156,7 +156,7 @@ impl Waiters {
 
     fn add(&mut self, waiter: Waiter, list: List, order: i64) {
         let no = waiter.no;
-        let parked = Parked {
+        let parked = ParkedCall {
             waiter,
             list,
             order,
@@ -192,13 +192,13 @@ impl Waiters {
     }
 
     pub(super) fn front(&self) -> Option<&Waiter> {
-        let (_, no) = self.first(Key::all_in(List::Line))?;
+        let (_, no) = self.first(WaiterKey::all_in(List::Line))?;
         self.get(no)
     }
 
     /// Returns the first call in the line that messages wake.
     pub(super) fn first_woken(&self) -> Option<&Waiter> {
-        let (_, no) = self.first(Key::woken())?;
+        let (_, no) = self.first(WaiterKey::woken())?;
         self.get(no)
     }
 
@@ -208,19 +208,19 @@ impl Waiters {
         if self.lists.as_ref()?.listeners == 0 && !any {
             return None;
         }
-        let woken = Key::Woken(List::Line, i64::MIN)..=Key::Woken(List::Own, i64::MAX);
+        let woken = WaiterKey::Woken(List::Line, i64::MIN)..=WaiterKey::Woken(List::Own, i64::MAX);
         self.of(woken)
             .find(|waiter| any || waiter.cell.has_waited())
     }
 
     /// Walks over all calls: those in the line first, each list in its order.
     pub(crate) fn walk(&self) -> impl Iterator<Item = &Waiter> {
-        self.of(Key::all())
+        self.of(WaiterKey::all())
     }
 
     /// Returns the numbers of all calls, in the order of a walk.
     pub(super) fn numbers(&self) -> Vec<WaiterNo> {
-        let all = self.keys(Key::all());
+        let all = self.keys(WaiterKey::all());
         all.map(|(_, no)| no).collect()
     }
 
@@ -228,55 +228,55 @@ impl Waiters {
 
     /// Returns when the call began that has waited for the longest.
     pub(super) fn first_start(&self) -> Option<Instant> {
-        self.first_at(Key::Start)
+        self.first_at(WaiterKey::Start)
     }
 
     /// Returns the calls in the order of their begins, and when each began.
     pub(super) fn by_start(&self) -> impl Iterator<Item = (WaiterNo, Instant)> {
-        let all = self.keys(Key::Start(Instant::START)..=Key::Start(Instant::NEVER));
+        let all = self.keys(WaiterKey::Start(Instant::START)..=WaiterKey::Start(Instant::NEVER));
         all.filter_map(|(key, no)| Some((no, key.instant()?)))
     }
 
     /// Returns when the client asks next for the deadline of a call.
     pub(super) fn first_ask(&self) -> Option<Instant> {
-        self.first_at(Key::Ask)
+        self.first_at(WaiterKey::Ask)
     }
 
     /// Returns the first deadline of all calls.
     pub(super) fn first_deadline(&self) -> Instant {
-        self.first_at(Key::Deadline).unwrap_or(Instant::NEVER)
+        self.first_at(WaiterKey::Deadline).unwrap_or(Instant::NEVER)
     }
 
     /// Returns the calls for whose deadlines the client asks at `now`.
     pub(super) fn asks_by(&self, now: Instant) -> Vec<WaiterNo> {
-        let due = self.keys(Key::Ask(Instant::START)..=Key::Ask(now));
+        let due = self.keys(WaiterKey::Ask(Instant::START)..=WaiterKey::Ask(now));
         due.map(|(_, no)| no).collect()
     }
 
     /// Returns the calls for whose deadlines the client asks no more.
     pub(super) fn have_asked(&self) -> Vec<WaiterNo> {
-        let asked = self.keys(Key::HasAsked..=Key::HasAsked);
+        let asked = self.keys(WaiterKey::HasAsked..=WaiterKey::HasAsked);
         asked.map(|(_, no)| no).collect()
     }
 
-    fn first(&self, keys: RangeInclusive<Key>) -> Option<(Key, WaiterNo)> {
+    fn first(&self, keys: RangeInclusive<WaiterKey>) -> Option<(WaiterKey, WaiterNo)> {
         self.lists.as_ref()?.calls.first(keys)
     }
 
     /// Returns the first instant of the keys of one kind.
-    fn first_at(&self, key: fn(Instant) -> Key) -> Option<Instant> {
+    fn first_at(&self, key: fn(Instant) -> WaiterKey) -> Option<Instant> {
         let (first, _) = self.first(key(Instant::START)..=key(Instant::NEVER))?;
         first.instant()
     }
 
     /// Returns those of these keys that calls have, in their order, with the numbers of the calls.
-    fn keys(&self, of: RangeInclusive<Key>) -> impl Iterator<Item = (Key, WaiterNo)> {
+    fn keys(&self, of: RangeInclusive<WaiterKey>) -> impl Iterator<Item = (WaiterKey, WaiterNo)> {
         let lists = self.lists.iter();
         lists.flat_map(move |lists| lists.calls.range(of.clone()))
     }
 
     /// Returns the calls that have one of these keys, in the order of the keys.
-    fn of(&self, keys: RangeInclusive<Key>) -> impl Iterator<Item = &Waiter> {
+    fn of(&self, keys: RangeInclusive<WaiterKey>) -> impl Iterator<Item = &Waiter> {
         self.keys(keys).filter_map(|(_, no)| self.get(no))
     }
 }

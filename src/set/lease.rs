@@ -32,12 +32,12 @@ pub(crate) type PartLease = (Arc<HeldLease>, FencingToken);
 #[derive(Debug)]
 pub(crate) struct SetLease {
     names: Arc<SetNames>,
-    inner: LastMutex<Inner>,
+    inner: LastMutex<SetInner>,
 }
 
-struct Inner {
+struct SetInner {
     phase: Phase,
-    parts: Box<[Slot]>,
+    parts: Box<[PartSlot]>,
     /// The end of `max_hold`.
     ends_at: Instant,
     /// Its holder has unlocked it, or keeps it.
@@ -52,7 +52,7 @@ struct Inner {
 
 /// The state of one part in its set.
 #[derive(Clone, Debug)]
-struct Slot {
+struct PartSlot {
     /// How often it was asked for: an earlier lease of the name changes nothing.
     turn: usize,
     /// `None` until it is granted.
@@ -80,9 +80,9 @@ impl SetLease {
     pub(crate) fn new(names: &Arc<SetNames>, until: Instant) -> Arc<Self> {
         Arc::new(Self {
             names: Arc::clone(names),
-            inner: LastMutex::new(Inner {
+            inner: LastMutex::new(SetInner {
                 phase: Phase::Building(until),
-                parts: vec![Slot::default(); names.names().len()].into(),
+                parts: vec![PartSlot::default(); names.names().len()].into(),
                 ends_at: Instant::NEVER,
                 is_ended: false,
                 since: None,
@@ -98,9 +98,9 @@ impl SetLease {
         let listener: Weak<Self> = Arc::downgrade(self);
         let mut inner = self.inner.lock();
         let turn = inner.parts[n].turn + 1;
-        inner.parts[n] = Slot {
+        inner.parts[n] = PartSlot {
             turn,
-            ..Slot::default()
+            ..PartSlot::default()
         };
         let number = turn * inner.parts.len() + n;
         Part { listener, number }
@@ -383,7 +383,7 @@ impl MayOwnClosure for SetLease {
     }
 }
 
-impl Slot {
+impl PartSlot {
     fn note(&mut self, is: PartState) {
         if let PartState::Valid { ttl, .. } = is {
             self.ttl = ttl;
@@ -399,7 +399,7 @@ impl Slot {
     }
 }
 
-impl Default for Slot {
+impl Default for PartSlot {
     fn default() -> Self {
         Self {
             turn: 0,
@@ -411,7 +411,7 @@ impl Default for Slot {
     }
 }
 
-impl Inner {
+impl SetInner {
     /// Returns until when all parts are valid; `START` if one of them is lost.
     fn valid_until(&self) -> Instant {
         let parts = if is_on(Mutant::EndIsOfTheFirstPart) {
@@ -500,9 +500,9 @@ impl Inner {
     }
 }
 
-impl std::fmt::Debug for Inner {
+impl std::fmt::Debug for SetInner {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Inner")
+        f.debug_struct("SetInner")
             .field("phase", &self.phase)
             .field("parts", &self.parts)
             .finish_non_exhaustive()

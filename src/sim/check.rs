@@ -60,10 +60,10 @@ pub(super) fn held_names(kernel: &Kernel, names: &BTreeSet<Name>) -> BTreeSet<Na
     let mut held = BTreeSet::new();
     each_entry(kernel, names, |entry| {
         let leases = entry
-            .holding
+            .leases
             .held
             .iter()
-            .filter(|_| entry.holding.lingers_until.is_none());
+            .filter(|_| entry.leases.lingers_until.is_none());
         held.extend(leases.flat_map(|it| it.lease.lock.names.iter().cloned()));
     });
     held
@@ -89,7 +89,7 @@ pub(super) fn has_owner<'a>(
     let mut found = kernel.is_closed() && kernel.shared.schedule.lock().has_lease(id);
     each_entry(kernel, names, |entry| {
         found |= entry
-            .holding
+            .leases
             .held
             .iter()
             .any(|held| held.lease.id.as_str() == id);
@@ -332,7 +332,7 @@ impl World {
             let mut late = None;
             each_entry(&client.kernel, &self.names, |entry| {
                 if entry
-                    .holding
+                    .leases
                     .lingers_until
                     .is_some_and(|until| until < latest)
                 {

@@ -60,6 +60,6 @@ impl PendingReleases {
 impl LockEntry {
     /// Returns whether the calls in the line wait for something that will happen.
     pub(super) fn line_is_busy_without_line(&self) -> bool {
-        self.holding.own().line_waits || self.line.line_request().is_some()
+        self.leases.own().line_waits || self.line.line_request().is_some()
     }
 }

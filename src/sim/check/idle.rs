@@ -66,7 +66,7 @@ impl World {
         let (of_lease, mut is_held) = (base(id), false);
         each_entry(&self.clients[client].kernel, &self.names, |entry| {
             is_held |= entry
-                .holding
+                .leases
                 .held
                 .iter()
                 .any(|held| held.lease.id.as_str() == of_lease);
@@ -80,7 +80,7 @@ impl World {
         let mut has = false;
         each_entry(&self.clients[client].kernel, &self.names, |entry| {
             has |= entry
-                .holding
+                .leases
                 .held
                 .iter()
                 .any(|held| held.lease.is_held_at(now) && key_of(&*held.lease.lock) == key);

@@ -229,7 +229,7 @@ impl World {
         each_entry(&self.clients[client].kernel, &self.names, |entry| {
             let is_its = |it: &Name| names.contains(it);
             let mut held = entry
-                .holding
+                .leases
                 .held
                 .iter()
                 .flat_map(|held| held.lease.lock.names.iter());

@@ -13,7 +13,7 @@ use crate::sim::world::{Checked, World};
 
 fn check_entry(entry: &LockEntry, kernel: &Kernel, problems: &mut Vec<String>) {
     let pending = kernel.shared.pending.lock();
-    for held in entry.holding.held.iter() {
+    for held in entry.leases.held.iter() {
         if pending.has_for(&held.lease.lock, &held.lease.id) {
             problems.push(format!(
                 "the lease {:?} has a pending release",
@@ -44,7 +44,7 @@ fn check_entry(entry: &LockEntry, kernel: &Kernel, problems: &mut Vec<String>) {
             problems.push(format!("a place that serves nobody: {:?}", request.state));
         }
     }
-    if entry.holding.lingering().is_some() && entry.is_wanted() {
+    if entry.leases.lingering().is_some() && entry.is_wanted() {
         problems.push("a lease lingers although somebody asks".into());
     }
     let asks = entry.line_is_busy_without_line();
@@ -85,7 +85,7 @@ impl World {
             let name = it.lease.lock.key(0).name;
             let shard = kernel.shard(name).lock();
             let entry = shard.get(name);
-            if !entry.is_some_and(|entry| entry.holding.holds(&it.lease.id)) {
+            if !entry.is_some_and(|entry| entry.leases.holds(&it.lease.id)) {
                 problems.push(format!("{:?} is in no list of leases", it.lease.id));
             }
         }

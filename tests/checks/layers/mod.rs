@@ -4,7 +4,7 @@
 mod source;
 mod tree;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -228,6 +228,104 @@ fn the_context_of_the_kernel_is_in_four_files() {
     }
     found.sort();
     assert_eq!(found, ["", "context", "ending", "entry"]);
+}
+
+/// The types that have one name in several files. No new one joins them.
+const SHARED_NAMES: &[&str] = &[
+    "Admission",
+    "Asked",
+    "Batch",
+    "Call",
+    "Caller",
+    "Change",
+    "Command",
+    "Ended",
+    "Engine",
+    "Held",
+    "Holder",
+    "Job",
+    "Lease",
+    "Line",
+    "Link",
+    "Listener",
+    "Mutex",
+    "MutexGuard",
+    "Next",
+    "OfName",
+    "Outcome",
+    "Parked",
+    "Part",
+    "Peer",
+    "Pending",
+    "Phase",
+    "Progress",
+    "Quorum",
+    "Refusal",
+    "Reply",
+    "Reports",
+    "Request",
+    "Running",
+    "Sent",
+    "Server",
+    "State",
+    "Step",
+    "Ticket",
+    "Turn",
+    "Unanswered",
+    "Waiting",
+    "Wanted",
+    "Write",
+];
+
+/// One name is one type: a reader who meets it knows what it is.
+#[test]
+fn no_new_type_has_the_name_of_another_one() {
+    let mut files: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (module, source) in library().sources {
+        if module.iter().any(|part| part == "tests") {
+            continue;
+        }
+        for name in source.lines().filter_map(type_of) {
+            let of_name = files.entry(name.to_owned()).or_default();
+            of_name.insert(module.join("/"));
+        }
+    }
+    files.retain(|_, files| files.len() > 1);
+    let found: Vec<&str> = files.keys().map(String::as_str).collect();
+    let new: Vec<_> = files
+        .iter()
+        .filter(|(name, _)| !SHARED_NAMES.contains(&name.as_str()))
+        .collect();
+    assert!(new.is_empty(), "these names have another type: {new:?}");
+    let gone: Vec<_> = SHARED_NAMES
+        .iter()
+        .filter(|name| !found.contains(name))
+        .collect();
+    assert!(gone.is_empty(), "take these out of the list: {gone:?}");
+}
+
+/// Returns the name of a type that a line declares, outside of a module and of a trait.
+fn type_of(line: &str) -> Option<&str> {
+    let line = line.strip_prefix("pub(crate) ").unwrap_or(line);
+    let line = line.strip_prefix("pub(super) ").unwrap_or(line);
+    let line = line.strip_prefix("pub ").unwrap_or(line);
+    let words = ["struct ", "enum ", "trait ", "type "];
+    let rest = words.iter().find_map(|word| line.strip_prefix(word))?;
+    rest.split(|c: char| !c.is_alphanumeric()).next()
+}
+
+#[test]
+fn declarations_of_types_are_detected() {
+    let names = [
+        ("pub(crate) struct Line {", Some("Line")),
+        ("pub enum Wait<T> {", Some("Wait")),
+        ("type Shard = Mutex<u8>;", Some("Shard")),
+        ("    type Key = u8;", None),
+        ("impl Line {", None),
+    ];
+    for (line, name) in names {
+        assert_eq!(type_of(line), name, "{line}");
+    }
 }
 
 #[test]

@@ -10,7 +10,7 @@ use crate::kernel::held::HeldLease;
 use crate::mutant::{Mutant, is_on};
 
 #[derive(Debug)]
-pub(crate) struct Holding {
+pub(crate) struct OwnLeases {
     pub(crate) held: Few<Held>,
     pub(super) capacity: usize,
     /// Until when the only lease lingers; `None` if somebody holds it.
@@ -26,7 +26,7 @@ pub(crate) struct Held {
     pub(super) is_shared: bool,
 }
 
-impl Holding {
+impl OwnLeases {
     pub(super) fn new(capacity: usize) -> Self {
         Self {
             held: Few::default(),
