@@ -129,21 +129,9 @@ impl Call {
         }
     }
 
-    /// Begins to ask, or to wait. `is_excluded`: a lease of this client makes Redis refuse it.
-    pub(super) fn ask(
-        &mut self,
-        is_excluded: bool,
-        line: &mut Line,
-        ev: &mut LineEvent<'_>,
-    ) -> Step {
+    /// Begins to ask, or to wait.
+    pub(super) fn ask(&mut self, line: &mut Line, ev: &mut LineEvent<'_>) -> Step {
         let is_once = self.wants.wait == Wait::Once;
-        if is_once && is_excluded {
-            return self.over(Outcome::Refused(None));
-        }
-        let competes = self.part.as_ref().is_some_and(|part| part.competes);
-        if is_once && !competes && line.is_waited_for(ev.now) {
-            return self.over(Outcome::Refused(line.last_holder(ev.now)));
-        }
         let in_line = !is_once && self.wants.lock.has_local_queue();
         let must_wait = in_line && (line.is_busy(ev.own) || ev.now < line.asks_from());
         if self.wants.by_engine || ev.limits.engine_sends || must_wait {
@@ -197,7 +185,7 @@ impl Call {
     }
 
     /// The call goes on after the end of its command: it sends again if that is due at once, and
-    /// parks otherwise. `is_excluded` as in [`ask`](Self::ask).
+    /// parks otherwise. `is_excluded`: a lease of this client makes Redis refuse it.
     pub(super) fn go_on(
         &mut self,
         asked: &Asked,
@@ -307,7 +295,7 @@ impl Call {
         token: FencingToken,
         now: Instant,
     ) -> Step {
-        self.began = Some(now);
+        self.began_at(now);
         self.over(Outcome::Lease(lease, token))
     }
 
@@ -348,5 +336,10 @@ impl Call {
 
     pub(super) fn is_part(&self) -> bool {
         self.part.is_some()
+    }
+
+    /// Returns whether it asks Redis although another call of this client waits for the lock.
+    pub(super) fn competes(&self) -> bool {
+        self.part.as_ref().is_some_and(|part| part.competes)
     }
 }

@@ -1,5 +1,5 @@
-//! The context of a decision: what all entries of a client share, the time, and the list for its
-//! effects.
+//! The context of a decision: the state that all entries of a client share, the time, and the list
+//! for its effects.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -20,10 +20,11 @@ use crate::lease::status::LeaseStatus;
 use crate::mutant::{Mutant, is_on};
 use crate::name::Name;
 use crate::protocol::primitive::Primitive;
+use crate::protocol::refusal::RefusedName;
 use crate::sync::Mutex;
 use crate::token::FencingToken;
 
-/// What all entries of a client share.
+/// The state that all entries of a client share.
 #[derive(Debug)]
 pub(crate) struct SharedState {
     pub(crate) limits: Limits,
@@ -244,16 +245,22 @@ impl Context<'_> {
         }
     }
 
-    /// Returns what is known of the holder that a reply to a command names, which was sent at
+    /// Returns the facts about the holder of a name that refused a command, which was sent at
     /// `sent`. The caller has the lock of the shard.
-    pub(super) fn known(&self, holder: &[u8], name: &Name, sent: Instant) -> KnownHolder {
-        let is_own = self.shared.numbers.own_id(holder).is_some();
+    pub(super) fn known(&self, by: &RefusedName, name: &Name, sent: Instant) -> KnownHolder {
         let pending = self.shared.pending.lock();
+        if !by.names_holder() {
+            return KnownHolder {
+                has_unanswered: pending.has_unanswered(name),
+                ..KnownHolder::default()
+            };
+        }
+        let is_own = self.shared.numbers.own_id(&by.holder).is_some();
         KnownHolder {
             is_own,
-            is_released: pending.had_since(holder, sent),
-            is_undone: is_own && pending.has_ended(holder),
-            has_unanswered: pending.has_unanswered(name),
+            is_released: pending.had_since(&by.holder, sent),
+            is_undone: is_own && pending.has_ended(&by.holder),
+            has_unanswered: false,
         }
     }
 

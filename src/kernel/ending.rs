@@ -128,9 +128,7 @@ impl LockEntry {
             return;
         }
         if let Unlock::Send(_) = self.end_holding(lease, (token, false), cx) {
-            cx.change(lease, |it, _| it.end_release(None));
-            self.lease_left(lease, cx.now, cx);
-            self.release_later(lease, Counts::Lease, cx);
+            self.end_unsent_release(lease, cx);
         }
     }
 
@@ -180,8 +178,9 @@ impl LockEntry {
         unlocked
     }
 
-    /// The thread that releases a lease stands still.
-    pub(super) fn end_overdue_release(&mut self, lease: &Arc<HeldLease>, cx: &mut Context<'_>) {
+    /// The holder's thread does not send the release that has begun, or stands still: the engine
+    /// releases the lease.
+    pub(super) fn end_unsent_release(&mut self, lease: &Arc<HeldLease>, cx: &mut Context<'_>) {
         if cx.change(lease, |it, _| it.end_release(None)) {
             self.lease_left(lease, cx.now, cx);
             self.release_later(lease, Counts::Lease, cx);

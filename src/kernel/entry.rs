@@ -25,6 +25,7 @@ use crate::kernel::context::Context;
 use crate::kernel::event::{IdFate, KnownHolder, LineEvent};
 use crate::kernel::failure::{Failure, Refused};
 use crate::kernel::fault::Fault;
+use crate::kernel::few::Few;
 use crate::kernel::held::HeldLease;
 use crate::kernel::holder::Taker;
 use crate::kernel::line::Line;
@@ -100,14 +101,14 @@ impl LockEntry {
             is_closed: cx.shared.is_closed(),
             own: self.leases.own(),
             fx: cx.fx,
-            ids: Vec::new(),
+            ids: Few::default(),
         };
         let result = act(&mut self.line, &mut ev);
-        for end in ev.ids {
-            if let IdFate::ToUndo { id, .. } = &end {
+        for fate in ev.ids.into_items() {
+            if let IdFate::ToUndo { id, .. } = &fate {
                 assert!(!self.leases.holds(id), "a lease is never undone");
             }
-            cx.settle(&self.name, end);
+            cx.settle(&self.name, fate);
         }
         result
     }
@@ -218,8 +219,24 @@ impl LockEntry {
         {
             return call.holds(lease, token, cx.now);
         }
-        let is_excluded = call.wants.wait == Wait::Once && self.is_excluded(call, cx);
-        self.at_line(cx, |line, ev| call.ask(is_excluded, line, ev))
+        if let Some(refused) = self.refuses(call, cx.now) {
+            return call.over(Outcome::Refused(refused));
+        }
+        self.at_line(cx, |line, ev| call.ask(line, ev))
+    }
+
+    /// Returns the refusal of a call that does not wait, if Redis need not be asked for it. A call
+    /// that competes with others asks although they wait.
+    fn refuses(&self, call: &Call, now: Instant) -> Option<Option<Refused>> {
+        let lock = &*call.wants.lock;
+        if call.wants.wait != Wait::Once {
+            None
+        } else if call.competes() {
+            let is_excluded = self.leases.is_excluded(lock.is_shared(), now);
+            is_excluded.then_some(None)
+        } else {
+            self.refuses_once(lock, now)
+        }
     }
 
     /// Returns whether a lease of this client makes Redis refuse the lock of a call.
@@ -367,7 +384,7 @@ impl LockEntry {
         cx: &mut Context<'_>,
     ) -> ForCaller {
         let known = match &end {
-            Ok(Answer::Refused(by)) => cx.known(&by.holder, asked.lock.key(by.name).name, sent),
+            Ok(Answer::Refused(by)) => cx.known(by, asked.lock.key(by.name).name, sent),
             _ => KnownHolder::default(),
         };
         let it = AcquireEnd {
@@ -392,7 +409,7 @@ impl LockEntry {
         cx: &mut Context<'_>,
     ) {
         let known = match &end {
-            Ok(Answer::Places(_, by)) => cx.known(&by.holder, &self.name, sent),
+            Ok(Answer::Places(_, by)) => cx.known(by, &self.name, sent),
             _ => KnownHolder::default(),
         };
         let refreshed =
@@ -451,12 +468,12 @@ impl LockEntry {
         #[cfg(sim)]
         cx.fx.began.push((lease.clone(), token));
         cx.rearm(&lease);
-        if !is_on(Mutant::EvictionMakesNobodyAsk) {
-            // The line may have waited for the end of an evicted lease.
-            self.at_line(cx, |line, ev| line.serve(ev.now, ev));
-        }
         self.at_line(cx, |line, ev| {
-            line.won(win.request, win.receiver, &lease, ev)
+            if !is_on(Mutant::EvictionMakesNobodyAsk) {
+                // The line may have waited for the end of an evicted lease.
+                line.serve(ev.now, ev);
+            }
+            line.won(win.request, win.receiver, &lease, ev);
         });
         match win.receiver {
             Receiver::Waiter(_) => ForCaller::GoesOn,

@@ -1,5 +1,5 @@
-//! An event at the line of a name: its instant, what the line may know beyond itself, and what
-//! becomes of ids.
+//! An event at the line of a name: its instant, the facts that the line may know beyond itself, and
+//! the fates of ids.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::clock::Instant;
 use crate::holder_id::HolderId;
 use crate::kernel::effects::Effects;
+use crate::kernel::few::Few;
 use crate::kernel::request::{Request, RequestNo, RequestState};
 use crate::kernel::undo::{Counts, Proof};
 use crate::protocol::primitive::Primitive;
@@ -38,7 +39,7 @@ pub(crate) struct Numbers {
     serial: AtomicU64,
 }
 
-/// What the leases of a client mean for the calls of their name.
+/// The bearing of a client's leases on the calls of their name.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Own {
     /// One of them excludes all others.
@@ -49,8 +50,8 @@ pub(crate) struct Own {
     pub(crate) line_waits: bool,
 }
 
-/// What a client knows of the holder that a reply names: whether a command of its own has the lock,
-/// which nobody here owns.
+/// The facts about the holder that a reply names: a command of this client may have the lock, which
+/// nobody here owns.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct KnownHolder {
     /// Its id may be one of this client.
@@ -63,7 +64,7 @@ pub(super) struct KnownHolder {
     pub(super) has_unanswered: bool,
 }
 
-/// What becomes of the id of an acquiring command.
+/// The fate of the id of an acquiring command.
 #[derive(Debug)]
 pub(super) enum IdFate {
     /// A grant message can name it from now on, for this request.
@@ -93,8 +94,8 @@ pub(super) struct LineEvent<'a> {
     pub(super) is_closed: bool,
     pub(super) own: Own,
     pub(super) fx: &'a mut Effects,
-    /// What has become of ids in this event.
-    pub(super) ids: Vec<IdFate>,
+    /// The fates of ids in this event.
+    pub(super) ids: Few<IdFate>,
 }
 
 impl Numbers {
@@ -139,7 +140,7 @@ impl LineEvent<'_> {
         self.ids.push(IdFate::NothingKnown(id.clone()));
     }
 
-    /// What a request may have taken under this id is released.
+    /// The id may hold something for a request: it has to be released.
     pub(super) fn undo(&mut self, request: &Request, id: &HolderId, ends_by: Proof) {
         let is_place = matches!(request.state, RequestState::Queued(_));
         self.ids.push(IdFate::ToUndo {

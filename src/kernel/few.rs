@@ -41,12 +41,13 @@ impl<T> Few<T> {
         }
     }
 
-    /// Removes all items.
-    pub(super) fn take(&mut self) -> Vec<T> {
-        match std::mem::take(self) {
-            Self::One(one) => one.into_iter().collect(),
-            Self::Many(items) => items,
-        }
+    /// Returns the items, in their order.
+    pub(super) fn into_items(self) -> impl Iterator<Item = T> {
+        let (one, many) = match self {
+            Self::One(one) => (one, Vec::new()),
+            Self::Many(items) => (None, items),
+        };
+        one.into_iter().chain(many)
     }
 }
 
@@ -84,7 +85,8 @@ mod tests {
         }
         assert_eq!(few.remove(1), 1);
         few[1] = 7;
-        assert_eq!(few.take(), [0, 7]);
+        assert!(few.into_items().eq([0, 7]));
+        let mut few = Few::default();
         few.push(4);
         assert_eq!((few.remove(0), few.len()), (4, 0));
     }

@@ -192,63 +192,31 @@ impl HeldLease {
         fx: &mut Effects,
     ) {
         let found = end.as_ref().ok().and_then(Answer::key_state);
-        let (lag, remaining) = self.with(fx, |inner| {
-            let lease = &mut inner.lease;
-            let lag = lease.lag(now);
-            // A lease that expired before the reply arrived is lost as expired.
-            lease.status(now);
-            match (work.kind, found) {
-                (WorkKind::Renewal(request), Some(KeyState::Ours)) => {
-                    let from_reply = is_on(Mutant::RenewalCountsFromReply);
-                    let sent = if from_reply { now } else { sent };
-                    lease.confirmed(sent, now, request);
-                    if let Some(part) = &mut inner.part {
-                        part.renewed(request, sent.until(now));
-                    }
-                }
-                (WorkKind::Renewal(_), _) => lease.unconfirmed(now),
-                (WorkKind::SetTtl(ttl, _), Some(KeyState::Ours)) => {
-                    lease.ttl_set(sent, now, ttl, is_final);
-                }
-                (WorkKind::SetTtl(ttl, before), _) => match &end {
-                    Err(fault) if !fault.may_have_run() && !in_part => {
-                        lease.ttl_not_set(now, before);
-                    }
-                    _ if is_on(Mutant::SetTtlIsCertain) => lease.ttl_set(sent, now, ttl, is_final),
-                    _ => lease.unanswered(now, ttl),
-                },
-            }
-            match found {
-                Some(KeyState::Gone) if is_on(Mutant::ReleasedIsLost) => {
-                    lease.was_lost(Lost::Deleted);
-                }
-                Some(KeyState::Gone) => lease.lose(Lost::Deleted, now),
-                Some(KeyState::Foreign) => lease.lose(Lost::Taken, now),
-                Some(KeyState::Ours) | None => {}
-            }
-            let remaining = match lease.status(now) {
-                LeaseStatus::Held(remaining) => Some(remaining),
-                LeaseStatus::InDoubt | LeaseStatus::Lost(_) | LeaseStatus::Released => None,
+        let counts = match work.kind {
+            WorkKind::Renewal(request) => request.renews,
+            WorkKind::SetTtl(..) => true,
+        };
+        let report = self.with(fx, |inner| {
+            let lag = inner.lease.lag(now);
+            inner.apply(work.kind, (found, &end), [sent, now], (is_final, in_part));
+            let remaining = match (work.kind, inner.lease.status(now)) {
+                (WorkKind::Renewal(_), LeaseStatus::Held(remaining)) => Some(remaining),
+                _ => None,
             };
-            (lag, remaining)
+            let end = match (found, &end) {
+                (Some(KeyState::Ours), _) => Some(Ok(Confirmed {
+                    lag,
+                    remaining,
+                    took: sent.until(now),
+                })),
+                (Some(KeyState::Gone | KeyState::Foreign), _) => None,
+                (None, Err(fault)) => Some(Err(fault.clone())),
+                (None, Ok(_)) => Some(Err(Fault::Unknown(unexpected()))),
+            };
+            let end = end.filter(|_| counts);
+            end.map(|end| self.renewal(inner, end))
         });
-        let (counts, is_renewal) = match work.kind {
-            WorkKind::Renewal(request) => (request.renews, true),
-            WorkKind::SetTtl(..) => (true, false),
-        };
-        let outcome = match (found, &end) {
-            (Some(KeyState::Ours), _) => Some(Ok(Confirmed {
-                lag,
-                remaining: remaining.filter(|_| is_renewal),
-                took: sent.until(now),
-            })),
-            (Some(KeyState::Gone | KeyState::Foreign), _) => None,
-            (None, Err(fault)) => Some(Err(fault.clone())),
-            (None, Ok(_)) => Some(Err(Fault::Unknown(unexpected()))),
-        };
-        if let Some(end) = outcome.filter(|_| counts) {
-            fx.renewed.push(self.renewal(end));
-        }
+        fx.renewed.extend(report);
         if let Some(cell) = &work.cell {
             fx.operation_ended(cell, result(found, end));
         }
@@ -267,8 +235,7 @@ impl HeldLease {
     }
 
     /// Returns the end of a renewal, to be reported.
-    fn renewal(&self, end: Result<Confirmed, Fault>) -> Renewal {
-        let inner = self.inner.lock();
+    fn renewal(&self, inner: &LeaseInner, end: Result<Confirmed, Fault>) -> Renewal {
         Renewal {
             lock: Arc::clone(&self.lock),
             id: self.id.clone(),
@@ -282,6 +249,44 @@ impl HeldLease {
 }
 
 impl LeaseInner {
+    /// Applies the end of a command, which has `found` the key in this state.
+    fn apply(
+        &mut self,
+        kind: WorkKind,
+        (found, end): (Option<KeyState>, &Result<Answer, Fault>),
+        [sent, now]: [Instant; 2],
+        (is_final, in_part): (bool, bool),
+    ) {
+        let lease = &mut self.lease;
+        // A lease that expired before the reply arrived is lost as expired.
+        lease.status(now);
+        match (kind, found) {
+            (WorkKind::Renewal(request), Some(KeyState::Ours)) => {
+                let from_reply = is_on(Mutant::RenewalCountsFromReply);
+                let sent = if from_reply { now } else { sent };
+                lease.confirmed(sent, now, request);
+                if let Some(part) = &mut self.part {
+                    part.renewed(request, sent.until(now));
+                }
+            }
+            (WorkKind::Renewal(_), _) => lease.unconfirmed(now),
+            (WorkKind::SetTtl(ttl, _), Some(KeyState::Ours)) => {
+                lease.ttl_set(sent, now, ttl, is_final);
+            }
+            (WorkKind::SetTtl(ttl, before), _) => match end {
+                Err(fault) if !fault.may_have_run() && !in_part => lease.ttl_not_set(now, before),
+                _ if is_on(Mutant::SetTtlIsCertain) => lease.ttl_set(sent, now, ttl, is_final),
+                _ => lease.unanswered(now, ttl),
+            },
+        }
+        match found {
+            Some(KeyState::Gone) if is_on(Mutant::ReleasedIsLost) => lease.was_lost(Lost::Deleted),
+            Some(KeyState::Gone) => lease.lose(Lost::Deleted, now),
+            Some(KeyState::Foreign) => lease.lose(Lost::Taken, now),
+            Some(KeyState::Ours) | None => {}
+        }
+    }
+
     /// Adds an operation of the holder of `token`. Returns false if it holds the lease no more.
     pub(super) fn want(&mut self, token: FencingToken, operation: Operation, now: Instant) -> bool {
         let is_held = matches!(self.lease.status(now), LeaseStatus::Held(_));

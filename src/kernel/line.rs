@@ -70,7 +70,7 @@ impl Default for Line {
     }
 }
 
-/// What is known.
+/// Questions.
 impl Line {
     /// Returns whether it asks, waits, or has what it waits for.
     pub(super) fn is_busy(&self, own: Own) -> bool {
@@ -188,7 +188,7 @@ impl Line {
     }
 }
 
-/// What happens to calls and requests.
+/// The ends of calls and requests.
 impl Line {
     /// Returns what a call reports at its deadline. `is_excluded`: this client has the lock.
     pub(super) fn at_deadline(
@@ -279,7 +279,7 @@ impl Line {
     }
 }
 
-/// What messages make due.
+/// Messages, which make requests due.
 impl Line {
     /// A release was announced; `is_of_lease` if the lock was held by another holder until then, as
     /// far as is known.

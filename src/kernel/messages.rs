@@ -1,4 +1,4 @@
-//! What the subscriber tells: grants, releases, lost and new connections.
+//! The calls of the kernel for the subscriber: grants, releases, lost and new connections.
 
 use std::sync::Arc;
 

@@ -7,7 +7,7 @@
 //! a call's thread ─▶ Call ─┐  ┌── messages ── the subscriber
 //! a holder's ──────────────┤  │  ┌── ends, due work ── Engine ◀── the engine thread
 //!                          ▼  ▼  ▼
-//!                          LockEntry ─▶ Line: who waits and asks   OwnLeases
+//!                          LockEntry ─▶ Line: calls and requests   OwnLeases
 //!                              │
 //!                              └─▶ Context ─▶ HeldLease, PendingReleases, Schedule
 //! ```
@@ -195,7 +195,7 @@ impl Kernel {
     }
 }
 
-/// What the program and the engine ask of it.
+/// The calls of the program and of the engine.
 impl Kernel {
     pub(crate) fn is_closed(&self) -> bool {
         self.shared.is_closed()

@@ -1,4 +1,4 @@
-//! What the holder of a lease wants from the engine, and waits for.
+//! The operations of a holder: the engine sends them, and the holder waits for their ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub(crate) enum Wanted {
     Downgrade(Arc<dyn Primitive>),
 }
 
-/// Where the result of an operation is put.
+/// The cell for the result of an operation.
 #[derive(Debug)]
 pub(crate) struct OperationCell {
     /// The result: `Ok` if Redis has confirmed the lease.

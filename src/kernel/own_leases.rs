@@ -99,10 +99,11 @@ impl OwnLeases {
         self.held.remove(n).lease
     }
 
-    pub(super) fn take_all(&mut self) -> Vec<Arc<HeldLease>> {
+    /// Takes all leases out.
+    pub(super) fn take_all(&mut self) -> impl Iterator<Item = Arc<HeldLease>> + use<> {
         self.lingers_until = None;
-        let held = self.held.take().into_iter();
-        held.map(|held| held.lease).collect()
+        let held = std::mem::take(&mut self.held);
+        held.into_items().map(|held| held.lease)
     }
 
     /// Returns a lease that Redis never grants together with a new one, `is_shared` or not: it is

@@ -53,7 +53,7 @@ pub(crate) enum PartState {
         renewals: u32,
         /// How long the last renewal took.
         took: Duration,
-        /// What renewals set.
+        /// The ttl that renewals set.
         ttl: Duration,
     },
     Lost(Lost),

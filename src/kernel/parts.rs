@@ -1,4 +1,4 @@
-//! What a call for several locks asks of the kernel, besides the calls for its parts.
+//! The calls of the kernel for a call for several locks, besides those for its parts.
 
 use std::sync::Arc;
 

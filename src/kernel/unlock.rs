@@ -1,4 +1,4 @@
-//! The calls of the kernel for holders, and for what the engine finds about leases.
+//! The calls of the kernel for holders, and for the ends of leases that the engine finds.
 
 use std::sync::Arc;
 use std::thread::ThreadId;
@@ -163,7 +163,7 @@ impl Kernel {
     }
 }
 
-/// What the engine finds about leases.
+/// The ends of leases that the engine finds.
 impl Kernel {
     /// Applies the end of a release that the engine has sent: its holder waits in the cell.
     pub(super) fn release_ended(
@@ -194,7 +194,7 @@ impl Kernel {
         fx: &mut Effects,
     ) {
         self.with_entry(&lease.lock, now, fx, |entry, cx| {
-            entry.end_overdue_release(lease, cx);
+            entry.end_unsent_release(lease, cx);
         });
     }
 

@@ -45,7 +45,7 @@ impl Wait {
     }
 }
 
-/// What the caller wants.
+/// The terms of a call: a lock, a lease, and a wait.
 #[derive(Clone)]
 pub(crate) struct CallTerms {
     pub(crate) lock: Arc<dyn Primitive>,

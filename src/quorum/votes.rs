@@ -67,7 +67,7 @@ impl Votes {
         }
     }
 
-    /// A server does not have the key of the lease: it is not known who has.
+    /// A server does not have the key of the lease. Its holder, if there is one, is not known.
     pub(super) fn count_absent(&mut self) {
         self.absent += 1;
     }

@@ -58,7 +58,7 @@ struct PartSlot {
     /// `None` until it is granted.
     lease: Option<PartLease>,
     is: PartState,
-    /// What its renewals set.
+    /// The ttl that its renewals set.
     ttl: Duration,
     /// How often it had been renewed when the set was held.
     before: u32,

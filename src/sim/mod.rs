@@ -21,11 +21,6 @@ use crate::clock::Instant;
 use crate::kernel::bounds::{bound_of, lower};
 use crate::mutant::{Mutant, switch_on};
 use crate::random;
-use crate::sync::Mutex;
-
-/// With `SIM_DIGEST`, of all steps of a family's plans, run alone: a change of the source that
-/// decides nothing otherwise leaves it as it is.
-static DIGEST: Mutex<Option<DefaultHasher>> = Mutex::new(None);
 
 /// A run that violated a property.
 struct Failure {
@@ -38,13 +33,17 @@ fn run(plan: &Plan, is_traced: bool) -> Result<Report, Box<Failure>> {
     lower(plan.low);
     let mut world = World::new(plan.clone(), is_traced);
     let end = checked(|| world.run());
-    if let Some(digest) = &mut *DIGEST.lock() {
-        world.log.hash(digest);
-    }
     random::seed(None);
     lower(None);
     match end {
-        Ok(()) => Ok(world.report),
+        Ok(()) => {
+            if is_traced {
+                let mut digest = DefaultHasher::new();
+                world.log.hash(&mut digest);
+                world.report.steps = digest.finish();
+            }
+            Ok(world.report)
+        }
         Err(violation) => Err(Box::new(Failure {
             violation,
             trace: std::mem::take(&mut world.log).into(),
@@ -181,7 +180,6 @@ fn run_family(family: Family) {
         }
     };
     let is_traced = std::env::var("SIM_DIGEST").is_ok();
-    *DIGEST.lock() = is_traced.then(DefaultHasher::new);
     let low = std::env::var("SIM_LOW").ok();
     let low = low.map(|name| bound_of(&name).expect("SIM_LOW is a bound"));
     let mut sum = Report::default();
@@ -194,9 +192,7 @@ fn run_family(family: Family) {
         }
         count += 1;
     }
-    let digest = DIGEST.lock().take();
-    let digest = digest.map_or_else(String::new, |it| format!(", steps {:016x}", it.finish()));
-    println!("{family:?}: {count} seeds, {sum:?}{digest}");
+    println!("{family:?}: {count} seeds, {sum:?}");
 }
 
 /// Panics with the plan, made smaller unless `SIM_SHRINK` is 0, and the last steps of its run:

@@ -333,6 +333,8 @@ pub(super) struct Report {
     pub(super) events: u64,
     pub(super) plain: u64,
     pub(super) longest_idle: Time,
+    /// A digest of all steps, if they are traced.
+    pub(super) steps: u64,
 }
 
 pub(super) struct World {
@@ -566,5 +568,6 @@ impl Report {
         self.events += other.events;
         self.plain += other.plain;
         self.longest_idle = self.longest_idle.max(other.longest_idle);
+        self.steps = self.steps.rotate_left(1) ^ other.steps;
     }
 }

@@ -134,9 +134,9 @@ fn exclusion_and_tokens_hold_over_threads_and_names() {
     }
 }
 
-/// Locks and unlocks a name in each of so many threads until a call fails. Calls `break_server`
-/// once the threads have done so more than 10 times each on average. Returns for each thread
-/// whether the call that failed was `try_lock` rather than `unlock`, and how long it took.
+/// Locks and unlocks a name in each of these `threads` until a call fails. Calls `break_server`
+/// once they have done so more than 10 times each on average. Returns for each thread whether the
+/// call that failed was `try_lock` rather than `unlock`, and how long it took.
 fn call_until_failure(
     client: &Client,
     threads: usize,

@@ -119,7 +119,7 @@ impl World {
                 left.push("commands, rounds or ids".into());
             }
             if kernel.shared.schedule.lock().next() < Instant::NEVER {
-                left.push("the schedule".into());
+                left.push(format!("the schedule {:?}", kernel.shared.schedule.lock()));
             }
             if !left.is_empty() {
                 return Err(self.violation("P10", format!("c{n} has {left:?}")));

@@ -255,7 +255,7 @@ fn a_member_that_another_holder_has_counts_for_that_later_too() {
     );
 }
 
-/// What was deleted at one member may have been deleted at the others since.
+/// A key that was deleted at one member may have been deleted at the others since.
 #[test]
 fn a_member_joins_only_if_the_others_have_the_key_after_its_loss() {
     is_needed(Mutant::HealsBeforeTheOthers, || {
